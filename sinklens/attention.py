@@ -27,6 +27,8 @@ from sinklens.normalizers import Normalizer, Softmax
 from sinklens.vocabulary import SinkKeys, Site
 
 Path = Literal["auto", "fused", "blocked", "reference"]
+Rows: TypeAlias = "slice | Tensor"
+"""Which queries: a slice, or their indices."""
 
 BLOCK_BYTES = 64 * 2**20
 """Target size of one block of scores on the blocked path."""
@@ -58,7 +60,7 @@ class AttentionCall:
         query: ``[batch, head, query, d_head]``.
         key: ``[batch, kv_head, key, d_head]``.
         value: ``[batch, kv_head, key, d_value]``.
-        mask: Boolean (True = visible) or additive, broadcastable to ``[batch, head, query, key]``; None if there is none.
+        mask: Boolean (True = visible) or additive, broadcastable to ``[batch, head, query, key]``, or None.
         causal: With no mask and more than one query: query i sees keys 0..i.
         scale: Factor on the scores.
         softcap: ``softcap * tanh(score / softcap)``, if the model caps its scores.
@@ -106,8 +108,8 @@ class AttentionCall:
         heads = tuple(head for head in edit.heads if head not in taken)
         return replace(self, edits=(*self.edits, replace(edit, heads=heads))) if heads else self
 
-    def scores(self, rows: slice = slice(None)) -> Tensor:
-        """Scaled, capped and biased scores of some queries, ``[batch, head, rows, key]``, float32; nothing is masked."""
+    def scores(self, rows: Rows = slice(None)) -> Tensor:
+        """Scaled, capped and biased scores of some queries, ``[batch, head, rows, key]``, float32, not masked."""
         groups = self.key.shape[1]
         query = rearrange(self.query[:, :, rows].float(), "b (g h) q d -> b g h q d", g=groups)
         scores = einsum(query, self.key.float(), "b g h q d, b g k d -> b g h q k") * self.scale
@@ -119,7 +121,7 @@ class AttentionCall:
                 scores = scores + _rows_of(extra, rows).float()
         return scores
 
-    def visible(self, rows: slice = slice(None)) -> Tensor:
+    def visible(self, rows: Rows = slice(None)) -> Tensor:
         """Which keys some queries may see, bool, broadcastable to ``[batch, head, rows, key]``."""
         if self.mask is not None:
             mask = _rows_of(self.mask, rows)
@@ -194,7 +196,7 @@ class AttentionCall:
         return mask.scatter_add_(-1, positions, exists.int()).bool()[:, :, None]
 
 
-def _rows_of(tensor: Tensor, rows: slice) -> Tensor:
+def _rows_of(tensor: Tensor, rows: Rows) -> Tensor:
     return tensor[:, :, rows] if tensor.shape[2] > 1 else tensor
 
 
@@ -212,7 +214,7 @@ class AttentionResult:
     output: Tensor
     plain: FusedView | None = field(default=None, repr=False)
 
-    def weights(self, rows: slice = slice(None)) -> Tensor:
+    def weights(self, rows: Rows = slice(None)) -> Tensor:
         """The weights really used by some queries, ``[batch, head, rows, key]``, float32, virtual key left out."""
         return attention_weights(self.call, rows)
 
@@ -265,8 +267,8 @@ def attend(call: AttentionCall, path: Path = "auto") -> AttentionResult:
     return AttentionResult(call, output, view)
 
 
-def attention_weights(call: AttentionCall, rows: slice = slice(None)) -> Tensor:
-    """The weights of some queries under the call's edits, ``[batch, head, rows, key]``, float32, virtual key left out."""
+def attention_weights(call: AttentionCall, rows: Rows = slice(None)) -> Tensor:
+    """The weights of some queries under the call's edits, ``[batch, head, rows, key]``; the virtual key is left out."""
     scores, visible = call.scores(rows), call.visible(rows)
     weights = _normalized(call, _PLAIN, SinkKeys(), scores, visible)
     for edit in call.edits:
