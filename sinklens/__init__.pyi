@@ -1,6 +1,9 @@
+from . import causal as causal
 from . import measures as measures
 from . import models as models
 from . import plots as plots
+from .causal import Contrast as Contrast
+from .causal import contrast as contrast
 from .errors import HeadRangeError as HeadRangeError
 from .errors import InputError as InputError
 from .errors import MemoryLimitError as MemoryLimitError

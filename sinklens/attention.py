@@ -163,6 +163,22 @@ class AttentionCall:
             edits=(),
         )
 
+    def for_sequences(self, rows: slice) -> AttentionCall:
+        """The same call on some sequences of its batch."""
+
+        def pick(tensor: Tensor | None) -> Tensor | None:
+            return tensor[rows] if tensor is not None and tensor.shape[0] == self.batch > 1 else tensor
+
+        return replace(
+            self,
+            query=self.query[rows],
+            key=self.key[rows],
+            value=self.value[rows],
+            mask=pick(self.mask),
+            bias=pick(self.bias),
+            last_position=pick(self.last_position),
+        )
+
     def sink_positions(self, sink_keys: SinkKeys) -> tuple[Tensor, Tensor]:
         """Key indices of the sink, ``[batch, head or 1, n]``, and which of them exist in this call's keys."""
         device = self.query.device

@@ -119,9 +119,7 @@ _SHOWN = (
     "sink_position",
     "sink_token",
     "dormant_fraction",
-    "entropy",
     "value_ratio",
-    "output_norm",
 )
 
 

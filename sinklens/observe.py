@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -142,9 +141,9 @@ def estimate_bytes(backend: Backend, prompts: PromptSet, batch_size: int) -> int
     heads = sum(site.heads for site in backend.sites)
     widest = max(site.heads for site in backend.sites)
     record = 4 * length * sequences * (2 * heads + len(backend.sites)) + 8 * 7 * heads * sequences
-    config: Any = getattr(backend.model, "config", None) or getattr(backend.model, "cfg", None)
-    width: int = getattr(config, "hidden_size", None) or getattr(config, "d_model", 1)
-    inner: int = getattr(config, "intermediate_size", None) or 4 * width
+    config = getattr(backend.model, "config", None) or getattr(backend.model, "cfg", None)
+    width = int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or 1)
+    inner = int(getattr(config, "intermediate_size", 0) or 4 * width)
     batch = 4 * batch_size * length * (6 * width + 3 * inner) + 4 * batch_size * widest * SAMPLED_ROWS * length * 4
     return int(record + batch)
 

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
     from sinklens.table import HeadTable
 
 MAP_SCALE = "Cividis"
@@ -61,3 +65,56 @@ def _hover(row: object, column: str) -> str:
     if {"low", "high"} <= cells.keys():
         lines.append(f"95 % interval {cells['low']:.3f} to {cells['high']:.3f}")
     return "<br>".join(lines)
+
+
+def contrast_bars(result: HeadTable, metric: str = "kl") -> go.Figure:
+    """Effects of every intervention, one panel a unit, tokens dormant and active side by side, with 95 % intervals."""
+    from plotly.subplots import make_subplots
+
+    frame = result.frame
+    units = list(dict.fromkeys(frame.unit))
+    titles = [_unit_title(frame[frame.unit == unit].iloc[0]) for unit in units]
+    columns = min(3, len(units))
+    lines = math.ceil(len(units) / columns)
+    figure = make_subplots(rows=lines, cols=columns, subplot_titles=titles, shared_yaxes=False,
+                           vertical_spacing=min(0.25, 0.35 / lines), horizontal_spacing=0.08)  # fmt: skip
+    for place, unit in enumerate(units):
+        for state, color in STATE_COLORS.items():
+            part = frame[(frame.unit == unit) & (frame.state == state) & (frame.tokens > 0)]
+            if part.empty:
+                continue
+            figure.add_trace(
+                _bars(part, metric, state, color, legend=place == 0), place // columns + 1, place % columns + 1
+            )
+    name = result.units.get(metric, metric)
+    figure.update_layout(
+        template="plotly_white", barmode="group", width=1080, height=130 + 250 * lines,
+        title={"text": f"{name}; bars: 95 % interval over sequences", "font": {"size": 14}},
+        legend={"orientation": "h", "y": 1 + 40 / (250 * lines), "x": 1, "xanchor": "right", "yanchor": "bottom"},
+        margin={"l": 60, "r": 20, "t": 110, "b": 50},
+    )  # fmt: skip
+    figure.update_xaxes(tickangle=-45)
+    return figure
+
+
+STATE_COLORS = {"dormant": "#0072b2", "active": "#e69f00"}
+"""Two colours of the Okabe-Ito set: apart in every common colour-vision deficiency."""
+
+
+def _unit_title(row: Mapping[str, object]) -> str:
+    return f"{row['unit']} ({row['role']}, sink mass {row['sink_mass']:.2f})"
+
+
+def _bars(part: pd.DataFrame, metric: str, state: str, color: str, *, legend: bool) -> go.Bar:
+    values = part[metric]
+    return go.Bar(
+        x=part.intervention, y=values, name=f"{state} tokens", legendgroup=state, showlegend=legend, marker_color=color,
+        error_y={
+            "array": part[f"{metric}_high"] - values,
+            "arrayminus": values - part[f"{metric}_low"],
+            "thickness": 1,
+        },
+        customdata=part[[f"{metric}_low", f"{metric}_high", "tokens", "sequences"]],
+        hovertemplate="%{x}: %{y:.4f} [%{customdata[0]:.4f}, %{customdata[1]:.4f}]"
+        "<br>%{customdata[2]} tokens in %{customdata[3]} sequences<extra>" + state + "</extra>",
+    )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklens.attention import AttentionCall, AttentionResult, Route, Rows, attention_weights
-from sinklens.backends.protocol import CallLog, RouteStack
+from sinklens.backends.protocol import CallLog, CleanRun, RouteStack
 from sinklens.errors import PatchNotAppliedError, UnsupportedModelError
 from sinklens.vocabulary import Site
 
@@ -144,6 +144,15 @@ class Hooked:
     def _by_head(self, site: Site, value: Tensor) -> Tensor:
         split = value if value.ndim == 4 else value.unflatten(-1, (site.kv_heads, -1))
         return split.transpose(1, 2)
+
+    @contextmanager
+    def recording(self) -> Iterator[CleanRun]:
+        yield CleanRun()
+
+    @contextmanager
+    def replaying(self, run: CleanRun, layer: int, copies: int) -> Iterator[None]:
+        # A hooked model runs whole: skipping blocks would skip the user's own hooks with them.
+        yield
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None, *, logits: bool = True) -> Tensor:
         arguments = {} if mask is None else {"attention_mask": mask}

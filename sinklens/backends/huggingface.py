@@ -10,6 +10,7 @@ import re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from sinklens.attention import AttentionCall, Route
-from sinklens.backends.protocol import CallLog, RouteStack, device_of
+from sinklens.backends.protocol import CallLog, CleanRun, RouteStack, device_of
 from sinklens.errors import PatchNotAppliedError, UnsupportedModelError
 from sinklens.vocabulary import Kind, Site
 
@@ -87,6 +88,52 @@ class HuggingFace:
             _SERVED[module] = (self, layer)
         with self._stack.pushed(route) as log, _implementation(self.model, IMPLEMENTATION):
             yield log
+
+    @contextmanager
+    def recording(self) -> Iterator[CleanRun]:
+        run = CleanRun()
+
+        def keep(index: int, output: object) -> None:
+            run.outputs[index] = output
+
+        handles = [
+            block.register_forward_hook(lambda module, inputs, output, index=index: keep(index, output))
+            for index, block in enumerate(self._blocks)
+        ]
+        try:
+            yield run
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def replaying(self, run: CleanRun, layer: int, copies: int) -> Iterator[None]:
+        path = self._modules[layer][0]
+        here = next((i for i, block in enumerate(self._blocks) if _inside(self.model, block, path)), 0)
+        if here == 0:
+            yield
+            return
+        replayed = _repeated(run.outputs[here - 1], copies)
+        try:
+            for block in self._blocks[:here]:
+                # An instance attribute shadows the method of the class until it is deleted.
+                block.forward = lambda *args, **kwargs: replayed
+            yield
+        finally:
+            for block in self._blocks[:here]:
+                block.__dict__.pop("forward", None)
+
+    @cached_property
+    def _blocks(self) -> list[nn.Module]:
+        """The residual blocks in order: the module list that holds the attention sites, if there is just one."""
+        lists = {path: part for path, part in self.model.named_modules() if isinstance(part, nn.ModuleList)}
+        holding = {
+            next((p for p in sorted(lists, key=len) if path.startswith(f"{p}.")), None) for path, _ in self._modules
+        }
+        only = holding.pop() if len(holding) == 1 else None
+        # A block whose forward the user has replaced (accelerate's offloading does) is run as it is, not skipped.
+        usable = only is not None and not any("forward" in vars(block) for block in lists[only])
+        return list(lists[only]) if only is not None and usable else []
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None, *, logits: bool = True) -> Tensor:
         model = self.model if logits else self.model.base_model
@@ -201,6 +248,17 @@ def _attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     named = [(path, module) for path, module in model.named_modules() if _ATTENTION.search(type(module).__name__)]
     outer = {path for path, _ in named for other, _ in named if other.startswith(f"{path}.")}
     return [(path, module) for path, module in named if path not in outer]
+
+
+def _inside(model: nn.Module, block: nn.Module, path: str) -> bool:
+    module = model.get_submodule(path)
+    return any(part is module for part in block.modules())
+
+
+def _repeated(output: Any, copies: int) -> Any:
+    if isinstance(output, Tensor):
+        return output.repeat(copies, *(1,) * (output.ndim - 1))
+    return type(output)(_repeated(part, copies) for part in output) if isinstance(output, (tuple, list)) else output
 
 
 def _in_features(module: nn.Module) -> int:

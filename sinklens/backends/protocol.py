@@ -38,6 +38,16 @@ class Backend(Protocol):
     def attach(self, route: Route) -> AbstractContextManager[CallLog]:
         """Put a route in front of every attention call until exit; what was there before is restored exactly."""
 
+    def replaying(self, run: CleanRun, layer: int, copies: int) -> AbstractContextManager[None]:
+        """Let the blocks below a site return what they returned in a clean run, repeated ``copies`` times.
+
+        Raises:
+            UnsupportedModelError: This backend cannot skip blocks.
+        """
+
+    def recording(self) -> AbstractContextManager[CleanRun]:
+        """Keep every block's output of one forward pass for :meth:`replaying`."""
+
     def forward(self, inputs: Tensor, mask: Tensor | None = None, *, logits: bool = True) -> Tensor:
         """Run the model without a cache and return logits ``[batch, query, vocab]``, or the last hidden state."""
 
@@ -53,6 +63,13 @@ class CallLog:
 
     def count(self, site: Site) -> None:
         self.calls[site.layer] = self.calls.get(site.layer, 0) + 1
+
+
+@dataclass
+class CleanRun:
+    """What each block of a model returned in one untouched forward pass, by block index."""
+
+    outputs: dict[int, object] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,0 +1,287 @@
+"""The contrast: what normalization does at a head, measured against controls, with intervals over sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+
+from sinklens.causal.calibration import head_means
+from sinklens.causal.interventions import CORE, HeadMeans, Intervention
+from sinklens.causal.sweep import Effects, Variant, sweep
+from sinklens.errors import InputError, PatchNotAppliedError, UnsupportedModelError
+from sinklens.measures import gram, ratio_interval
+from sinklens.observe import Activity, record_activity
+from sinklens.patch import Patch
+from sinklens.prompts import PromptSet
+from sinklens.table import HeadTable, provenance
+from sinklens.verify import verified
+from sinklens.vocabulary import Head, Heads, HeadsLike, SinkKeys
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+State = Literal["dormant", "active", "all"]
+DORMANT, ACTIVE = 0.9, 0.5
+"""A token is dormant at a unit if at least .9 of its weight lies on the sink, active if at most .5 does."""
+
+_CLEAN_KL = 1e-5
+
+CAVEATS = (
+    "Renormalizing multiplies the content by 1/(1-s): C2 hurting more than C1 is near-tautological by itself.",
+    "A swap after training asks whether a head without normalization could do the work, not what caused the sink.",
+    "The gauge and threshold of a ReLU decide its effect; here it is not fitted.",
+    "Heads can cancel each other: a head that does nothing alone may matter in its layer.",
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is changed at once: one head, or a set of heads.
+
+    Attributes:
+        heads: The heads.
+        role: ``sink`` for what was asked about, ``control`` for a matched non-sink head of the same layer.
+    """
+
+    heads: Heads
+    role: Literal["sink", "control", "set"]
+
+    @property
+    def name(self) -> str:
+        return str(self.heads[0]) if len(self.heads) == 1 else f"{self.heads[0]}+{len(self.heads) - 1}"
+
+
+class Contrast(HeadTable):
+    """What a contrast found: one row a unit, intervention and token state.
+
+    ``frames["totals"]`` holds the sums over tokens of every sequence, from which intervals can be made again.
+    """
+
+    kind: ClassVar[str] = "contrast"
+    units: ClassVar[Mapping[str, str]] = {
+        "unit": "head, or first head + how many more",
+        "role": "sink, control (non-sink head of the layer) or set",
+        "layer": "index from 0; -1 for a set",
+        "head": "query head, from 0; -1 for a set",
+        "sink_mass": "mean weight on the sink, 0..1",
+        "intervention": "see settings",
+        "state": "tokens: dormant (s >= .9), active (s <= .5), all",
+        "share": "share of tokens in this state, 0..1",
+        "tokens": "count",
+        "sequences": "count",
+        "kl": "KL(clean || changed) per token, nats",
+        "loss": "change of next-token loss, nats",
+        "error": "head-output error / variance of the head's output",
+    }
+
+    @property
+    def heads(self) -> Heads:
+        """The single heads that were tested, controls left out."""
+        asked = self.frame[self.frame.role == "sink"].drop_duplicates("unit")
+        return Heads(Head(int(layer), int(head)) for layer, head in zip(asked.layer, asked["head"], strict=True))
+
+    def effects(self, unit: str, state: State = "all") -> pd.DataFrame:
+        """The rows of one unit and state, one an intervention."""
+        return self.frame[(self.frame.unit == unit) & (self.frame.state == state)].set_index("intervention")
+
+    def reading(self) -> str:
+        every = self.frame[self.frame.state == "all"].set_index(["unit", "intervention"])
+        lines = []
+        for head in self.heads:
+            drop, forced, silent = (every.loc[(str(head), i)] for i in ("C1", "C2", "Z"))
+            lines.append(
+                f"{head}: dropping its sink costs {drop.kl:.4f} nats of KL, dropping and renormalizing "
+                f"{forced.kl:.4f} [{forced.kl_low:.4f}, {forced.kl_high:.4f}], silencing it {silent.kl:.4f}."
+            )
+        return " ".join(lines)
+
+    def plot(self, metric: str = "kl") -> Figure:
+        """Effects by intervention and token state, with intervals; see :func:`sinklens.plots.contrast_bars`."""
+        from sinklens.plots import contrast_bars
+
+        return contrast_bars(self, metric)
+
+
+def contrast(
+    model: object,
+    prompts: PromptSet,
+    heads: HeadsLike,
+    *,
+    sets: Sequence[HeadsLike] = (),
+    interventions: Sequence[Intervention] = CORE,
+    calibration: PromptSet | None = None,
+    controls: bool = True,
+    sink_keys: SinkKeys | None = None,
+    skip_rows: int = 8,
+    batch_size: int = 2,
+    resamples: int = 2000,
+    seed: int = 0,
+    reuse: bool = True,
+    progress: bool = True,
+) -> Contrast:
+    """Change chosen heads in several ways and measure what the model's predictions lose, with paired intervals.
+
+    Effects are reported apart for tokens at which the head is dormant (s >= .9) and active (s <= .5). Never read one
+    intervention alone: ``Z`` says whether the head matters on this text at all, the control heads whether an effect is
+    special to sinks, ``C1`` whether the sink's value is needed. Intervals are paired BCa bootstraps over sequences.
+
+    Args:
+        model: A causal language model: transformers, or TransformerLens.
+        prompts: Test sequences, at least 3 for intervals.
+        heads: The heads to test, each by itself.
+        sets: Sets of heads changed together.
+        interventions: What to do; ``C0`` is always added and must have no effect.
+        calibration: Sequences for the means; every fourth test sequence is set aside for them by default.
+        controls: Also test the head with the least sink mass in each tested layer.
+        sink_keys: Which keys count as the sink.
+        skip_rows: Rows at each sequence's start that are left out.
+        batch_size: Sequences of a clean pass.
+        resamples: Bootstrap size.
+        seed: Seed of the resampling.
+        reuse: Reuse the clean run below the changed layer and share batches.
+        progress: Show a progress bar.
+
+    Raises:
+        InputError: Calibration and test overlap, or too few sequences.
+        UnsupportedModelError: The model gives no next-token distribution.
+        PatchNotAppliedError: The unchanged variant C0 differs from the clean run.
+    """
+    backend = verified(model)
+    if any(site.kind != "causal" for site in backend.sites):
+        raise UnsupportedModelError(
+            "a contrast measures next-token loss", expected="a causal language model", got=type(model).__name__
+        )
+    asked = Heads.of(heads).check(backend.sites)
+    groups = [Heads.of(group).check(backend.sites) for group in sets]
+    if not asked and not groups:
+        raise InputError("a contrast needs heads", expected="at least one head", got="none")
+    calibration, test = _split(prompts, calibration)
+    keys = sink_keys or SinkKeys()
+    activity = record_activity(model, test, sink_keys=keys, skip_rows=skip_rows, batch_size=batch_size, outputs=False,
+                               progress=progress)  # fmt: skip
+    units = [Unit(Heads([head]), "sink") for head in asked] + [Unit(group, "set") for group in groups]
+    units += _controls(activity, asked, skip_rows) if controls else []
+    every = Heads.of([head for unit in units for head in unit.heads])
+    means = head_means(model, calibration, every, sink_keys=keys, skip_rows=skip_rows, batch_size=batch_size)
+    chosen = tuple({i.id: i for i in (CORE[0], *interventions)}.values())
+    variants = [_variant(unit, intervention, means, keys) for unit in units for intervention in chosen]
+    first_layers = {variant.first_layer for variant in variants}
+    grams = {site.layer: gram(backend.output_matrix(site)) for site in backend.sites if site.layer in first_layers}
+    totals = _Totals(activity, units, skip_rows)
+    for rows, name, effects in sweep(backend, test, variants, grams, batch_size=batch_size, reuse=reuse,
+                                     progress=progress):  # fmt: skip
+        totals.add(rows, name, effects)
+    long = totals.frame()
+    _check_unchanged(long)
+    settings = {
+        "interventions": {i.id: f"{i.words}: {i.isolates}" for i in chosen}, "sink_keys": keys.describe(),
+        "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE, "resamples": resamples, "seed": seed,
+        "calibration": calibration.facts(), "caveats": list(CAVEATS),
+    }  # fmt: skip
+    frame = _table(long, totals.share(), resamples, seed)
+    return Contrast(frame, settings, provenance(backend.model, test.facts()), {"totals": long})
+
+
+def _split(prompts: PromptSet, calibration: PromptSet | None) -> tuple[PromptSet, PromptSet]:
+    if calibration is None:
+        if len(prompts) < 4:
+            raise InputError(
+                "every fourth sequence is set aside for calibration",
+                expected="at least 4 sequences, or calibration=...", got=len(prompts),
+            )  # fmt: skip
+        index = list(range(len(prompts)))
+        return prompts.select(index[::4]), prompts.select([i for i in index if i % 4])
+    rows = {tuple(row[keep].flatten().tolist()) for row, keep in zip(calibration.tokens, calibration.mask, strict=True)}
+    shared = [n for n, row, keep in zip(prompts.names, prompts.tokens, prompts.mask, strict=True)
+              if tuple(row[keep].flatten().tolist()) in rows]  # fmt: skip
+    if shared:
+        raise InputError("calibration and test overlap", expected="no shared sequence", got=", ".join(shared[:4]))
+    return calibration, prompts
+
+
+def _controls(activity: Activity, asked: Heads, skip_rows: int) -> list[Unit]:
+    """The head with the least sink mass in each tested layer."""
+    counted = activity.counted(skip_rows)
+    mass = (activity.mass * counted).sum((1, 2)) / counted.sum()
+    quiet = []
+    for layer in asked.by_layer():
+        rows = [
+            (mass[row], head) for row, head in enumerate(activity.heads) if head.layer == layer and head not in asked
+        ]
+        quiet += [Unit(Heads([min(rows)[1]]), "control")] if rows else []
+    return quiet
+
+
+def _variant(unit: Unit, intervention: Intervention, means: Mapping[Head, HeadMeans], keys: SinkKeys) -> Variant:
+    plan = {head: intervention.normalizer(means[head]) for head in unit.heads}
+    return Variant((unit.name, intervention.id), unit.heads, Patch.of(plan, keys))
+
+
+class _Totals:
+    """Sums over the tokens of each state, by sequence: all that intervals need."""
+
+    def __init__(self, activity: Activity, units: Sequence[Unit], skip_rows: int) -> None:
+        index = {head: row for row, head in enumerate(activity.heads)}
+        self.counted = activity.counted(skip_rows)
+        self.units = {unit.name: unit for unit in units}
+        self.mass = {u.name: activity.mass[[index[head] for head in u.heads]].mean(0) for u in units}
+        self.rows: list[dict[str, Any]] = []
+
+    def states(self, name: str, rows: slice) -> dict[State, np.ndarray]:
+        mass, counted = self.mass[name][rows], self.counted[rows]
+        return {"dormant": counted & (mass >= DORMANT), "active": counted & (mass <= ACTIVE), "all": counted}
+
+    def add(self, rows: slice, name: tuple[str, ...], effects: Effects) -> None:
+        values = {key: getattr(effects, key).double().cpu().numpy() for key in ("kl", "loss", "error", "scale")}
+        for state, keep in self.states(name[0], rows).items():
+            for offset, sequence in enumerate(range(rows.start, rows.stop)):
+                sums = {key: float((value[offset] * keep[offset]).sum()) for key, value in values.items()}
+                self.rows.append({"unit": name[0], "intervention": name[1], "state": state, "sequence": sequence,
+                                  "tokens": int(keep[offset].sum()), **sums})  # fmt: skip
+
+    def frame(self) -> pd.DataFrame:
+        order = {name: place for place, name in enumerate(self.units)}
+        frame = pd.DataFrame(self.rows)
+        return frame.sort_values("unit", key=lambda names: names.map(order), kind="stable").reset_index(drop=True)
+
+    def share(self) -> pd.DataFrame:
+        everything = slice(0, len(self.counted))
+        rows = []
+        for name, unit in self.units.items():
+            single = unit.heads[0] if len(unit.heads) == 1 else Head(-1, -1)
+            mass = float(self.mass[name][self.counted].mean())
+            for state, keep in self.states(name, everything).items():
+                rows.append({"unit": name, "role": unit.role, "layer": single.layer, "head": single.head,
+                             "sink_mass": mass, "state": state, "share": keep.sum() / self.counted.sum()})  # fmt: skip
+        return pd.DataFrame(rows)
+
+
+def _check_unchanged(long: pd.DataFrame) -> None:
+    unchanged = long[(long.intervention == "C0") & (long.state == "all")]
+    worst = float((unchanged.kl.abs() / unchanged.tokens.clip(lower=1)).max())
+    if not worst <= _CLEAN_KL:
+        raise PatchNotAppliedError(
+            "the unchanged variant differs from the clean run", expected=f"KL below {_CLEAN_KL:g}", got=f"{worst:.2g}"
+        )
+
+
+def _table(long: pd.DataFrame, share: pd.DataFrame, resamples: int, seed: int) -> pd.DataFrame:
+    rows = []
+    # The scale of the error is the clean head's variance over all tokens, the same for every state.
+    variance = long[(long.state == "all") & (long.intervention == "C0")].groupby("unit")[["scale", "tokens"]].sum()
+    for (unit, intervention, state), group in long.groupby(["unit", "intervention", "state"], sort=False):
+        row: dict[str, Any] = {"unit": unit, "intervention": intervention, "state": state}
+        row |= {"tokens": int(group.tokens.sum()), "sequences": int((group.tokens > 0).sum())}
+        for metric in ("kl", "loss", "error"):
+            factor = 1.0 if metric != "error" else float(variance.loc[unit, "tokens"] / variance.loc[unit, "scale"])
+            interval = ratio_interval(group[metric] * factor, group.tokens, resamples=resamples,
+                                      rng=np.random.default_rng(seed))  # fmt: skip
+            row |= {metric: interval.estimate, f"{metric}_low": interval.low, f"{metric}_high": interval.high}
+        rows.append(row)
+    table = share.merge(pd.DataFrame(rows), on=["unit", "state"], how="right")
+    first = ["unit", "role", "layer", "head", "sink_mass", "intervention", "state", "share", "tokens", "sequences"]
+    return table[[*first, *(column for column in table if column not in first)]]
