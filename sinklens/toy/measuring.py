@@ -1,0 +1,119 @@
+"""What a toy model does with BOS, off the trigger and at it, and how wrong it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Generator, Tensor
+
+from sinklens.toy.model import ToyTransformer
+from sinklens.toy.task import TriggerBatch, TriggerTask
+
+Parking = Literal["off the trigger", "at the trigger", "nowhere"]
+PARKED = 0.3
+"""Mean weight from which a head counts as parked on BOS, the eps of arXiv 2410.10781."""
+
+
+@dataclass(frozen=True, eq=False)
+class ToyReading:
+    """A toy model on a batch of trigger sequences.
+
+    Attributes:
+        error: Largest absolute error of any coordinate.
+        off: Mean weight on BOS in rows off the trigger, ``[layer, head]``. Rows 0 and 1 are left out: row 0 sees
+            nothing else, and no trigger can stand on row 1.
+        at: Mean weight on BOS in the trigger's row, ``[layer, head]``.
+        lowest_off: Smallest weight on BOS in those rows, ``[layer, head]``.
+        highest_off: Largest weight on BOS in those rows, ``[layer, head]``.
+        total_at: Mean sum of the trigger's row, ``[layer, head]``; 1 under softmax.
+        pattern: Mean pattern over sequences, ``[layer, head, query, key]``.
+    """
+
+    error: float
+    off: np.ndarray
+    at: np.ndarray
+    lowest_off: np.ndarray
+    highest_off: np.ndarray
+    total_at: np.ndarray
+    pattern: np.ndarray
+
+    def parking(self, threshold: float = PARKED) -> np.ndarray:
+        """Where each head parks on BOS, ``[layer, head]`` of words: the sign of a sink."""
+        wakes_up = (self.off >= threshold) & (self.off >= self.at)
+        falls_asleep = (self.at >= threshold) & (self.at > self.off)
+        return np.select([wakes_up, falls_asleep], ["off the trigger", "at the trigger"], "nowhere")
+
+    @property
+    def sink_rate(self) -> float:
+        """Share of heads parked on BOS off the trigger."""
+        return float((self.parking() == "off the trigger").mean())
+
+
+def read(model: ToyTransformer, batch: TriggerBatch) -> ToyReading:
+    """Measure a model on trigger sequences."""
+    with torch.no_grad():
+        prediction, cache = model.run_with_cache(batch.inputs)
+    wanted = batch.targets + batch.inputs if model.cfg.residual else batch.targets
+    layers = range(model.cfg.n_layers)
+    pattern = torch.stack([cache[f"blocks.{layer}.attn.hook_pattern"] for layer in layers])
+    at = batch.at_trigger  # [batch, query]
+    bos = pattern[..., 0].permute(0, 2, 1, 3)  # [layer, head, batch, query]
+    off = bos[..., 2:][..., ~at[:, 2:]]
+    return ToyReading(
+        float((prediction - wanted).abs().max()), off.mean(-1).numpy(), bos[..., at].mean(-1).numpy(),
+        off.amin(-1).numpy(), off.amax(-1).numpy(), _rows_at(pattern, at), pattern.mean(1).numpy(),
+    )  # fmt: skip
+
+
+def _rows_at(pattern: Tensor, at: Tensor) -> np.ndarray:
+    return pattern.sum(-1).permute(0, 2, 1, 3)[..., at].mean(-1).numpy()
+
+
+def read_task(
+    model: ToyTransformer, task: TriggerTask, *, size: int = 1000, seed: int = 1000, trigger: int | None = None
+) -> ToyReading:
+    """Measure a model on fresh sequences of a task.
+
+    Args:
+        model: The model.
+        task: The task.
+        size: Sequences.
+        seed: Their seed; training seeds are small numbers, so the default meets none of them.
+        trigger: Fix the trigger's position.
+    """
+    return read(model, task.sample(size, Generator().manual_seed(seed), trigger=trigger))
+
+
+@dataclass(frozen=True)
+class SeedInterval:
+    """A mean over independently trained models with its 95 % t interval.
+
+    Attributes:
+        mean: Mean over seeds.
+        low: Lower bound; NaN for a single seed.
+        high: Upper bound.
+        seeds: How many.
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @classmethod
+    def of(cls, values: np.ndarray | list[float]) -> SeedInterval:
+        """The interval of the values, one a seed."""
+        array = np.asarray(values, dtype=float)
+        if len(array) < 2:
+            mean = float(array.mean()) if len(array) else float("nan")
+            return cls(mean, float("nan"), float("nan"), len(array))
+        half = float(stats.sem(array) * stats.t.ppf(0.975, len(array) - 1))
+        return cls(float(array.mean()), float(array.mean()) - half, float(array.mean()) + half, len(array))
+
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".3g"
+        return f"{self.mean:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
