@@ -29,7 +29,9 @@ class ToyReading:
         at: Mean weight on BOS in the trigger's row, ``[layer, head]``.
         lowest_off: Smallest weight on BOS in those rows, ``[layer, head]``.
         highest_off: Largest weight on BOS in those rows, ``[layer, head]``.
-        total_at: Mean sum of the trigger's row, ``[layer, head]``; 1 under softmax.
+        off_share: Mean of the same as a share of the row's sum, 0/0 = 0, for rows that do not sum to one.
+        off_total: Mean sum of the rows off the trigger, ``[layer, head]``; 1 under softmax.
+        total_at: Mean sum of the trigger's row, ``[layer, head]``.
         pattern: Mean pattern over sequences, ``[layer, head, query, key]``.
     """
 
@@ -38,6 +40,8 @@ class ToyReading:
     at: np.ndarray
     lowest_off: np.ndarray
     highest_off: np.ndarray
+    off_share: np.ndarray
+    off_total: np.ndarray
     total_at: np.ndarray
     pattern: np.ndarray
 
@@ -61,16 +65,19 @@ def read(model: ToyTransformer, batch: TriggerBatch) -> ToyReading:
     layers = range(model.cfg.n_layers)
     pattern = torch.stack([cache[f"blocks.{layer}.attn.hook_pattern"] for layer in layers])
     at = batch.at_trigger  # [batch, query]
-    bos = pattern[..., 0].permute(0, 2, 1, 3)  # [layer, head, batch, query]
-    off = bos[..., 2:][..., ~at[:, 2:]]
+    bos, total = (
+        part.permute(0, 2, 1, 3) for part in (pattern[..., 0], pattern.sum(-1))
+    )  # [layer, head, batch, query]
+    off, off_total = bos[..., 2:][..., ~at[:, 2:]], total[..., 2:][..., ~at[:, 2:]]
+    share = torch.where(off_total > 0, off / off_total, 0.0)
     return ToyReading(
-        float((prediction - wanted).abs().max()), off.mean(-1).numpy(), bos[..., at].mean(-1).numpy(),
-        off.amin(-1).numpy(), off.amax(-1).numpy(), _rows_at(pattern, at), pattern.mean(1).numpy(),
+        float((prediction - wanted).abs().max()), _mean(off), _mean(bos[..., at]), off.amin(-1).numpy(),
+        off.amax(-1).numpy(), _mean(share), _mean(off_total), _mean(total[..., at]), pattern.mean(1).numpy(),
     )  # fmt: skip
 
 
-def _rows_at(pattern: Tensor, at: Tensor) -> np.ndarray:
-    return pattern.sum(-1).permute(0, 2, 1, 3)[..., at].mean(-1).numpy()
+def _mean(per_row: Tensor) -> np.ndarray:
+    return per_row.mean(-1).numpy()
 
 
 def read_task(
