@@ -16,7 +16,7 @@ import numpy as np
 from sinklens.errors import InputError
 from sinklens.normalizers import Entmax15, Normalizer, Sigmoid, Softmax, SoftmaxPlusOne, Softpick, Sparsemax
 from sinklens.toy.kernels import ByCount, ByNothing, BySum, Exp, Factored, Logistic, Rectified, RectifiedExp
-from sinklens.toy.measuring import SeedInterval, ToyReading, read_task
+from sinklens.toy.measuring import Parking, SeedInterval, read_task
 from sinklens.toy.task import TriggerTask
 from sinklens.toy.training import TrainRecord, TrainSettings, train
 
@@ -196,18 +196,14 @@ def summarize(name: str, record: TrainRecord, task: TriggerTask) -> CellResult:
     def heads(attribute: str) -> SeedInterval:
         return over([getattr(reading, attribute).mean() for reading in readings])
 
-    def parked(where: str) -> SeedInterval:
-        return over([_rate(reading, where) for reading in readings])
+    def parked(where: Parking) -> SeedInterval:
+        return over([reading.parked(where) for reading in readings])
 
     return CellResult(
         name, len(readings), int(record.solved.sum()), over(record.steps[record.solved]), parked("off the trigger"),
         parked("at the trigger"), heads("off"), heads("off_share"), heads("off_total"), heads("at"),
         over([reading.error for reading in readings]),
     )  # fmt: skip
-
-
-def _rate(reading: ToyReading, where: str) -> float:
-    return float((reading.parking() == where).mean())
 
 
 def _yes(flag: bool) -> str:

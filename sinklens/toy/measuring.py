@@ -51,10 +51,9 @@ class ToyReading:
         falls_asleep = (self.at >= threshold) & (self.at > self.off)
         return np.select([wakes_up, falls_asleep], ["off the trigger", "at the trigger"], "nowhere")
 
-    @property
-    def sink_rate(self) -> float:
-        """Share of heads parked on BOS off the trigger."""
-        return float((self.parking() == "off the trigger").mean())
+    def parked(self, where: Parking) -> float:
+        """Share of heads that park on BOS there."""
+        return float((self.parking() == where).mean())
 
 
 def read(model: ToyTransformer, batch: TriggerBatch) -> ToyReading:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from sinklens.errors import InputError
 from sinklens.normalizers import Normalizer, ReLU, Softmax
+from sinklens.toy.backcopy import BigramBackcopy
 from sinklens.toy.shipped import FOLDER, describe
 from sinklens.toy.task import TriggerTask
 from sinklens.toy.training import Task, TrainRecord, TrainSettings, train
@@ -58,8 +59,11 @@ RECIPES: dict[str, Recipe] = {
     "relu-2x2": Recipe(TriggerTask(), ReLU.paper(), 2, 2, 4),
     "softmax-4x4": Recipe(TriggerTask(), Softmax(), 4, 4, 2),
     "relu-4x4": Recipe(TriggerTask(), ReLU.paper(), 4, 4, 2),
+    "backcopy": Recipe(
+        BigramBackcopy(), Softmax(), 1, 1, 2, TrainSettings(lr=5e-4, max_steps=8000, tolerance=1e-2, record_every=50)
+    ),
 }
-"""The paper's presets; the 2x2 and 4x4 models train for many minutes."""
+"""The paper's presets and the token-level task; the 2x2 and 4x4 models train for many minutes."""
 
 
 def ship(names: Sequence[str], work: Path, out: Path = FOLDER, *, progress: bool = True) -> list[Path]:

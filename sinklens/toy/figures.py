@@ -1,0 +1,169 @@
+"""Drawings of toy results. They draw what is handed to them; nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sinklens.errors import InputError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+SCALE = "Cividis"
+"""Readable with every common colour-vision deficiency, and in grey."""
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
+"""Okabe-Ito colours."""
+FORMATS = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One head's mean pattern.
+
+    Attributes:
+        title: What stands above it.
+        pattern: ``[query, key]``.
+    """
+
+    title: str
+    pattern: np.ndarray
+
+
+def pattern_grid(panels: Sequence[Sequence[Panel]], *, title: str, caption: str, trigger: int) -> go.Figure:
+    """Patterns in a grid, rows of panels from top to bottom; keys to the right, queries downwards.
+
+    Args:
+        panels: Rows of panels.
+        title: Title of the figure.
+        caption: The statistics that belong to it, lines separated by ``<br>``.
+        trigger: Position of the trigger, marked on both axes.
+    """
+    from plotly.subplots import make_subplots
+
+    rows, columns = len(panels), len(panels[0])
+    size = 300 if columns < 4 else 200
+    titles = [panel.title for row in panels for panel in row]
+    gap = 76 if rows > 1 else 0
+    plot_height = rows * size + (rows - 1) * gap
+    plot_width = columns * size + (columns - 1) * 52
+    figure = make_subplots(
+        rows, columns, subplot_titles=titles, vertical_spacing=gap / plot_height, horizontal_spacing=52 / plot_width
+    )
+    peak = max(1.0, max(float(panel.pattern.max()) for row in panels for panel in row))
+    for r, row in enumerate(panels, 1):
+        for c, panel in enumerate(row, 1):
+            figure.add_trace(_heatmap(panel.pattern, trigger), r, c)
+    ticks, words = _ticks(len(panels[0][0].pattern), trigger)
+    figure.update_xaxes(tickvals=ticks, ticktext=words, showgrid=False, zeroline=False, constrain="domain", tickangle=0)
+    figure.update_yaxes(tickvals=ticks, ticktext=words, showgrid=False, zeroline=False, autorange="reversed")
+    for c in range(1, columns + 1):
+        figure.update_xaxes(title_text="key", row=rows, col=c, title_standoff=4)
+    for r in range(1, rows + 1):
+        figure.update_yaxes(title_text="query", row=r, col=1, title_standoff=4)
+    lines = caption.count("<br>") + 1
+    bottom = 70 + 17 * lines
+    figure.update_layout(
+        template="plotly_white", title={"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
+        width=plot_width + 170, height=plot_height + 90 + bottom, margin={"l": 70, "r": 100, "t": 90, "b": bottom},
+        coloraxis={"colorscale": SCALE, "cmin": 0, "cmax": peak, "colorbar": {"title": "weight", "thickness": 14}},
+    )  # fmt: skip
+    figure.update_annotations(font_size=12 if columns < 4 else 11)
+    _caption(figure, caption)
+    return figure
+
+
+def _heatmap(pattern: np.ndarray, trigger: int) -> Any:
+    import plotly.graph_objects as go
+
+    future = np.triu(np.ones_like(pattern, dtype=bool), 1)
+    names = ["BOS", *("trigger" if i == trigger else f"token {i}" for i in range(1, len(pattern)))]
+    return go.Heatmap(
+        z=np.where(future, np.nan, pattern), coloraxis="coloraxis", hoverongaps=False,
+        customdata=[[[query, key] for key in names] for query in names],
+        hovertemplate="%{customdata[0]} looks at %{customdata[1]}: %{z:.4f}<extra></extra>",
+    )  # fmt: skip
+
+
+def _ticks(length: int, trigger: int) -> tuple[list[int], list[str]]:
+    step = max(1, length // 5)
+    others = [i for i in range(step, length, step) if abs(i - trigger) > 1]
+    return [0, trigger, *others], ["BOS", "T", *map(str, others)]
+
+
+def _caption(figure: go.Figure, caption: str) -> None:
+    figure.add_annotation(
+        text=caption, xref="paper", yref="paper", x=0, y=0, xanchor="left", yanchor="top", yshift=-52, xshift=-40,
+        showarrow=False, align="left", font={"size": 12},
+    )  # fmt: skip
+
+
+def error_against_sink(curves: Mapping[str, np.ndarray], *, title: str, caption: str) -> go.Figure:
+    """Batch error against ``1 - BOS mass off the trigger`` along training, both on log axes.
+
+    Args:
+        curves: Rows of (seed, error, 1 - mass) for each named set of models.
+        title: Title of the figure.
+        caption: What to read from it.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for color, (name, points) in zip(COLORS, curves.items(), strict=False):
+        for seed in np.unique(points[:, 0]):
+            part = points[points[:, 0] == seed]
+            figure.add_trace(
+                go.Scatter(
+                    x=part[:, 1], y=np.maximum(part[:, 2], 1e-6), mode="lines+markers", name=name, legendgroup=name,
+                    showlegend=bool(seed == points[0, 0]), line={"color": color, "width": 1}, marker={"size": 4},
+                    hovertemplate=f"seed {int(seed)}: error %{{x:.4f}}, 1 - mass %{{y:.2g}}<extra>{name}</extra>",
+                )
+            )  # fmt: skip
+    figure.update_layout(
+        template="plotly_white", title={"text": title, "font": {"size": 15}}, width=760, height=560,
+        margin={"l": 80, "r": 30, "t": 70, "b": 130}, legend={"x": 0.99, "xanchor": "right", "y": 0.02},
+    )  # fmt: skip
+    decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
+    figure.update_xaxes(title="largest error in the batch", **decades)
+    figure.update_yaxes(title="1 - weight on BOS off the trigger", **decades)
+    _caption(figure, caption)
+    return figure
+
+
+def write(figures: Mapping[str, go.Figure], out: Path) -> list[Path]:
+    """Write each figure as interactive HTML and as PNG, SVG and PDF.
+
+    Raises:
+        InputError: No renderer for static pictures is installed; the HTML has been written by then.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in figures.items():
+        written.append(out / f"{name}.html")
+        figure.write_html(written[-1], include_plotlyjs=True)
+    return [*written, *_write_static(figures, out)]
+
+
+def _write_static(figures: Mapping[str, go.Figure], out: Path) -> list[Path]:
+    import plotly.io
+
+    missing = InputError(
+        "static pictures need a renderer (the HTML is written)",
+        expected="`pip install sinklens[figures]` and Chrome or Chromium",
+        got="none that works",
+    )
+    try:
+        from kaleido.errors import ChromeNotFoundError
+    except ImportError:
+        raise missing from None
+    jobs = [(figure, out / f"{name}.{kind}") for name, figure in figures.items() for kind in FORMATS]
+    try:
+        # One call: starting the browser costs more than drawing.
+        plotly.io.write_images([figure for figure, _ in jobs], [path for _, path in jobs], scale=2)
+    except ChromeNotFoundError:
+        raise missing from None
+    return [path for _, path in jobs]
