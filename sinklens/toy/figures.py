@@ -163,7 +163,10 @@ def _write_static(figures: Mapping[str, go.Figure], out: Path) -> list[Path]:
     jobs = [(figure, out / f"{name}.{kind}") for name, figure in figures.items() for kind in FORMATS]
     try:
         # One call: starting the browser costs more than drawing.
-        plotly.io.write_images([figure for figure, _ in jobs], [path for _, path in jobs], scale=2)
+        drawn, paths = [figure for figure, _ in jobs], [path for _, path in jobs]
+        # Unlike write_image, this one does not read the size from the layout.
+        widths, heights = [figure.layout.width for figure in drawn], [figure.layout.height for figure in drawn]
+        plotly.io.write_images(drawn, paths, width=widths, height=heights, scale=2)
     except ChromeNotFoundError:
         raise missing from None
     return [path for _, path in jobs]

@@ -96,7 +96,7 @@ def read_task(
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """A mean over independently trained models with its 95 % t interval.
+    """A mean over independently trained models with its 95 % t interval, which few seeds can push past 0 or 1.
 
     Attributes:
         mean: Mean over seeds.
