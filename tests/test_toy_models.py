@@ -245,11 +245,10 @@ def test_backcopy_wakes_on_its_triggers() -> None:
 
 @pytest.fixture(scope="module")
 def swaps() -> dict[str, tuple[float, float]]:
-    """Rms error of the trained softmax head's output, off and at the trigger, under each swap."""
+    """Rms error of the trained softmax model, off the trigger (from row 1 on) and at it, under each swap."""
     model, batch = load("softmax-1x1"), TriggerTask().sample(1000, seeded(11))
     with torch.no_grad():
-        clean, cache = model.run_with_cache(batch.inputs)
-        scores = cache["blocks.0.attn.hook_attn_scores"][:, 0]
+        scores = model.run_with_cache(batch.inputs)[1]["blocks.0.attn.hook_attn_scores"][:, 0]
     content = torch.ones(16, 16, dtype=torch.bool).tril()
     content[:, 0] = False
     u = (scores - scores[..., :1])[batch.at_trigger][content.expand(1000, -1, -1)[batch.at_trigger]]
@@ -261,11 +260,13 @@ def swaps() -> dict[str, tuple[float, float]]:
         "relu": sl.ReLU(gauge="sink", gain=gain / 8.5),
         "drop a content key": sl.DropHeaviest(),
     }
+    off = ~batch.at_trigger
+    off[:, 0] = False
     errors = {}
     for name, normalizer in changed.items():
         with torch.no_grad(), sl.patched(model, normalizer, heads=[(0, 0)]):
-            squared = (model(batch.inputs) - clean).square().mean(-1)
-        errors[name] = tuple(float(squared[rows].mean().sqrt()) for rows in (~batch.at_trigger, batch.at_trigger))
+            squared = (model(batch.inputs) - batch.targets).square().mean(-1)
+        errors[name] = tuple(float(squared[rows].mean().sqrt()) for rows in (off, batch.at_trigger))
     return errors  # type: ignore[return-value]
 
 
@@ -275,7 +276,7 @@ def test_dropping_the_sink_costs_nothing(swaps: dict[str, tuple[float, float]]) 
 
 
 def test_a_forced_read_out_hurts_where_the_head_should_be_silent(swaps: dict[str, tuple[float, float]]) -> None:
-    assert swaps["renormalize"][0] == pytest.approx(0.344, abs=0.02)
+    assert swaps["renormalize"][0] == pytest.approx(0.344, abs=0.01)
     assert swaps["renormalize"][1] < 2e-3
 
 
