@@ -1,0 +1,114 @@
+"""Training speed of the toy models against a straightforward loop that makes its samples one by one.
+
+Run: ``python benchmarks/toy_speed.py --out docs/benchmarks``. Both sides run in this process, one after the other, with
+the same shapes, batch and optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor, nn
+
+from sinklens.normalizers import Softmax
+from sinklens.toy import TriggerTask
+from sinklens.toy.model import ToyConfig
+from sinklens.toy.training import TrainSettings, _Loop
+
+CASES = ((1, 1, 6.0), (1, 16, 15.0), (2, 8, 6.0))
+"""Size, models trained at once, and the speed-up asked for."""
+
+
+class PlainHead(nn.Module):
+    """One softmax head in the textbook way."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).transpose(1, 2)
+        future = torch.triu(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), 1)
+        return self.o(scores.masked_fill(future, float("-inf")).softmax(-1) @ self.v(x))
+
+
+def plain_sample(n: int, length: int) -> tuple[Tensor, Tensor]:
+    """One sequence and its target."""
+    x, y = torch.zeros(length, n), torch.zeros(length, n)
+    trigger = int(torch.randint(2, length, ()))
+    x[0, 0] = 1
+    x[1:, 2 : n - 1] = torch.rand(length - 1, n - 3) * 2 - 1
+    x[1:, n - 1] = 1
+    x[trigger, n - 1], x[trigger, 1] = 0, 1
+    y[trigger] = x[1 : trigger + 1].mean(0)
+    return x, y
+
+
+def plain_steps(size: int) -> Callable[[], None]:
+    """A training step of the straightforward loop."""
+    layers = nn.ModuleList(nn.ModuleList(PlainHead(16) for _ in range(size)) for _ in range(size))
+    optimizer = torch.optim.Adam(layers.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def step() -> None:
+        samples = [plain_sample(16, 16) for _ in range(128)]
+        x, y = (torch.stack(part) for part in zip(*samples, strict=True))
+        h = x
+        for layer in layers:
+            update = sum(head(h) for head in layer)  # type: ignore[attr-defined]
+            h = h + update if size > 1 else update
+        difference = h - (x + y if size > 1 else y)
+        optimizer.zero_grad()
+        difference.square().mean().backward()
+        optimizer.step()
+        float(difference.detach().abs().max())
+
+    return step
+
+
+def our_steps(size: int, models: int) -> Callable[[], None]:
+    """A training step of :func:`sinklens.toy.train`."""
+    config = ToyConfig(size, size, 16, 16, 16, residual=size > 1)
+    seeds = tuple(range(models))
+    loop = _Loop(TriggerTask(), config, Softmax(), TrainSettings(lr=1e-3), seeds, None)
+    return loop._advance
+
+
+def per_second(step: Callable[[], None], seconds: float) -> float:
+    """Steps a second, after warming up."""
+    for _ in range(3):
+        step()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        step()
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    Generator().manual_seed(0)
+    rows = []
+    for size, models, wanted in CASES:
+        plain = per_second(plain_steps(size), arguments.seconds)
+        ours = per_second(our_steps(size, models), arguments.seconds) * models
+        rows.append({"model": f"{size}x{size}", "seeds at once": models, "plain loop, steps/s": round(plain, 1),
+                     "sinklens, model-steps/s": round(ours, 1), "ratio": round(ours / plain, 1),
+                     "asked for": wanted})  # fmt: skip
+        print(rows[-1])
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "toy_speed.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
