@@ -15,7 +15,8 @@ SHAPES = [(16, 16), (4, 4), (5, 64), (32, 128)]
 @pytest.mark.parametrize(("n", "length"), SHAPES)
 def test_relu_is_exact_and_never_looks_at_bos(n: int, length: int) -> None:
     reading = constructions.relu(TriggerTask(n, length)).check().reading
-    assert reading.error <= 1e-7
+    # How a sum of 128 float32 numbers rounds depends on the processor.
+    assert reading.error <= (1e-7 if length <= 16 else length * 2**-24)
     assert reading.highest_off.max() == 0.0
     assert reading.at.max() == 0.0
     assert reading.total_at == pytest.approx(1.0, abs=1e-6)
@@ -46,7 +47,7 @@ def test_relu_margin_keeps_every_off_trigger_score_at_minus_g(margin: float) -> 
 def test_softmax_error_and_sink_are_tied(n: int, length: int, beta: float) -> None:
     made = constructions.softmax_sink(beta, TriggerTask(n, length))
     reading = made.check().reading
-    assert reading.error <= (length - 1) * np.exp(-beta) + 1e-6
+    assert reading.error <= (length - 1) * np.exp(-beta) + length * 2**-24
     assert reading.lowest_off.item() == pytest.approx(constructions.softmax_mass(beta, length - 1), rel=1e-5)
     assert reading.highest_off.item() == pytest.approx(constructions.softmax_mass(beta, 2), rel=1e-5)
 
@@ -54,7 +55,7 @@ def test_softmax_error_and_sink_are_tied(n: int, length: int, beta: float) -> No
 @pytest.mark.parametrize(("n", "length"), SHAPES)
 def test_a_pair_of_heads_needs_no_sink_off_the_trigger(n: int, length: int) -> None:
     reading = constructions.softmax_pair(20.0, TriggerTask(n, length)).check().reading
-    assert reading.error <= 3e-7
+    assert reading.error <= (3e-7 if length <= 16 else 2 * length * 2**-24)
     assert reading.highest_off.max() <= 1 / 3 + 1e-6  # uniform: row 2 sees three keys
     assert reading.at[0, 0] < 1e-6
     assert reading.at[0, 1] > 1 - 1e-6

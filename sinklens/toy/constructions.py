@@ -69,6 +69,11 @@ class Check:
         return self.reading.error <= self.bound
 
 
+def rounding(task: TriggerTask) -> float:
+    """What float32 may add to the error of an exact mean: ``L * 2^-24``, half a unit in the last place a summand."""
+    return task.length * 2.0**-24
+
+
 def relu(task: TriggerTask | None = None) -> Construction:
     """A: one ReLU head, ``W_Q[0,1] = W_K[0,1] = W_K[0,n-1] = 1``, ``W_V = W_O = I``; no weight on BOS in any row.
 
@@ -78,7 +83,8 @@ def relu(task: TriggerTask | None = None) -> Construction:
     config = _config(task, 1, 1)
     weights = _empty(config)
     _fill_relu(weights, task)
-    return Construction("A", _model(config, ReLU.paper(), weights), task, 1e-6, "exact, BOS weight 0 in every row")
+    claim = "exact, BOS weight 0 in every row"
+    return Construction("A", _model(config, ReLU.paper(), weights), task, rounding(task), claim)
 
 
 def relu_deep(layers: int = 2, heads: int = 2, task: TriggerTask | None = None) -> Construction:
@@ -88,7 +94,8 @@ def relu_deep(layers: int = 2, heads: int = 2, task: TriggerTask | None = None) 
     weights = _empty(config)
     _fill_relu(weights, task)
     name = f"A {layers}x{heads}"
-    return Construction(name, _model(config, ReLU.paper(), weights), task, 1e-6, "exact, BOS weight 0 in every head")
+    claim = "exact, BOS weight 0 in every head"
+    return Construction(name, _model(config, ReLU.paper(), weights), task, rounding(task), claim)
 
 
 def relu_margin(margin: float = 1.0, task: TriggerTask | None = None) -> Construction:
@@ -105,7 +112,7 @@ def relu_margin(margin: float = 1.0, task: TriggerTask | None = None) -> Constru
     _put(weights["W_Q"], 0, {(1, 0): -margin, (1, last): -margin})
     _put(weights["W_K"], 0, {(0, 0): -margin, (1, 0): 1.0, (1, 1): 1.0, (1, last): 1.0})
     claim = f"exact, every off-trigger score is -{margin}"
-    return Construction("B", _model(config, ReLU.paper(), weights), task, 1e-6, claim)
+    return Construction("B", _model(config, ReLU.paper(), weights), task, rounding(task), claim)
 
 
 def softmax_sink(beta: float = 12.0, task: TriggerTask | None = None) -> Construction:
@@ -119,8 +126,7 @@ def softmax_sink(beta: float = 12.0, task: TriggerTask | None = None) -> Constru
     _put(weights["W_Q"], 0, {(0, 0): beta, (0, task.n - 1): beta, (0, 1): -beta})
     _put(weights["W_K"], 0, {(0, 0): 1.0})
     _values(weights, 0, 1.0)
-    # 1e-6: rounding of float32 means.
-    bound = (task.length - 1) * math.exp(-beta) + 1e-6
+    bound = (task.length - 1) * math.exp(-beta) + rounding(task)
     claim = "error <= (L-1) e^-beta, BOS mass e^beta / (e^beta + i) in row i"
     return Construction("D", _model(config, Softmax(), weights), task, bound, claim)
 
@@ -143,7 +149,7 @@ def softmax_pair(beta: float = 20.0, task: TriggerTask | None = None) -> Constru
         _put(weights["W_Q"], head, {(0, 1): -sign * beta})
         _put(weights["W_K"], head, {(0, 0): 1.0})
         _values(weights, head, sign)
-    bound = 2 * (task.length - 1) * math.exp(-beta) + 1e-6
+    bound = 2 * (task.length - 1) * math.exp(-beta) + 2 * rounding(task)
     claim = "uniform rows off the trigger; BOS mass 1 at the trigger in the second head"
     return Construction("E", _model(config, Softmax(), weights), task, bound, claim)
 
