@@ -246,6 +246,23 @@ def test_deeper_relu_models_leak_to_bos_in_a_few_rows_of_later_layers_only() -> 
         assert reading.off.max() < 1e-5
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_backcopy_sleeps_on_bos_and_wakes_on_its_triggers(seed: int) -> None:
+    model, task = load("backcopy", seed), BigramBackcopy()
+    batch = task.sample(200, seeded(5))
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(batch.inputs)
+    pattern = cache["blocks.0.attn.hook_pattern"][:, 0]  # [batch, query, key]
+    at = batch.at_trigger[:, 2:]
+    assert pattern[:, 2:, 0][at].mean() < 1e-3
+    assert pattern[:, 2:, 0][~at].mean() > 0.8
+    before = pattern.diagonal(-1, dim1=1, dim2=2)[:, 1:]  # weight of each query on the token before it
+    assert before[at].mean() > 0.9
+    assert before[~at].mean() < 0.1
+    # Training stops at the first batch below 0.01; over fresh sequences it is a little more.
+    assert task.score(logits, batch, residual=True)[1] < 0.025
+
+
 # ---- the positive control ---------------------------------------------------------------------------------------------
 
 
