@@ -2,6 +2,8 @@ from . import constructions as constructions
 from .backcopy import BigramBackcopy as BigramBackcopy
 from .certificates import Certificate as Certificate
 from .certificates import certify as certify
+from .controls import Swap as Swap
+from .controls import swaps as swaps
 from .factors import FactorialResult as FactorialResult
 from .factors import factorial as factorial
 from .measuring import ToyReading as ToyReading

@@ -122,4 +122,6 @@ class SeedInterval:
 
     def __format__(self, spec: str) -> str:
         spec = spec or ".3g"
+        if self.low != self.low:
+            return f"{self.mean:{spec}}"
         return f"{self.mean:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
