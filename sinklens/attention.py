@@ -69,7 +69,8 @@ class AttentionCall:
         last_position: Position of the last query in its own sequence, ``[batch]``, where the model tells it; needed to
             know whether the sink is still inside a rolling key/value cache.
         rolling: The keys may be the tail of a longer sequence (a sliding-window cache).
-        edits: Heads that do not run on plain softmax; disjoint.
+        native: The model's own normalizer, softmax for every pretrained model.
+        edits: Heads that do not run on the native normalizer; disjoint.
     """
 
     site: Site
@@ -84,6 +85,7 @@ class AttentionCall:
     sink_logit: Tensor | None = None
     last_position: Tensor | None = None
     rolling: bool = False
+    native: Normalizer = _PLAIN
     edits: tuple[Edit, ...] = ()
 
     @property
@@ -224,11 +226,13 @@ class AttentionResult:
         call: The call as it was evaluated, edits included.
         output: Head outputs before the output projection, ``[batch, head, query, d_value]``.
         plain: The plain-softmax view of the call, if the fused path made one.
+        replaced: Whether a route put the output there, so that it is not what ``call`` evaluates to.
     """
 
     call: AttentionCall
     output: Tensor
     plain: FusedView | None = field(default=None, repr=False)
+    replaced: bool = False
 
     def weights(self, rows: Rows = slice(None)) -> Tensor:
         """The weights really used by some queries, ``[batch, head, rows, key]``, float32, virtual key left out."""
@@ -251,7 +255,7 @@ def attend(call: AttentionCall, path: Path = "auto") -> AttentionResult:
     """Evaluate an attention call: ``output = weights(scores) @ value`` for every head on its own normalizer.
 
     Args:
-        call: The call; its edited heads run on their edits, all others on plain softmax.
+        call: The call; its edited heads run on their edits, all others on the native normalizer.
         path: Which path to take; ``auto`` takes the fused one where the call allows it.
 
     Raises:
@@ -286,7 +290,7 @@ def attend(call: AttentionCall, path: Path = "auto") -> AttentionResult:
 def attention_weights(call: AttentionCall, rows: Rows = slice(None)) -> Tensor:
     """The weights of some queries under the call's edits, ``[batch, head, rows, key]``; the virtual key is left out."""
     scores, visible = call.scores(rows), call.visible(rows)
-    weights = _normalized(call, _PLAIN, SinkKeys(), scores, visible)
+    weights = _normalized(call, call.native, SinkKeys(), scores, visible)
     for edit in call.edits:
         index = torch.tensor(edit.heads, device=scores.device)
         part = call.for_heads(edit.heads)
@@ -338,6 +342,7 @@ def fusable(call: AttentionCall) -> bool:
     tensors = (call.query, call.key, call.value)
     return (
         type(call) is AttentionCall
+        and isinstance(call.native, Softmax)
         and call.query.device.type == "cpu"
         and call.softcap is None
         and call.value.shape[-1] == call.query.shape[-1]
@@ -410,11 +415,9 @@ class FusedView:
 
 def gather_keys(per_key: Tensor, positions: Tensor, heads: int) -> Tensor:
     """Pick keys or values ``[batch, kv_head, key, d]`` at ``[batch, head or 1, n]`` -> ``[batch, head, n, d]``."""
-    if positions.shape[1] == 1:
-        index = repeat(positions, "b 1 n -> b g n d", g=per_key.shape[1], d=per_key.shape[-1])
-        return repeat(per_key.gather(2, index), "b g n d -> b (g r) n d", r=heads // per_key.shape[1])
-    expanded = repeat(per_key, "b g k d -> b (g r) k d", r=heads // per_key.shape[1])
-    return expanded.gather(2, repeat(positions, "b h n -> b h n d", d=per_key.shape[-1]))
+    batch = torch.arange(per_key.shape[0], device=per_key.device)[:, None, None]
+    kv = torch.arange(heads, device=per_key.device)[:, None] // (heads // per_key.shape[1])
+    return per_key[batch, kv, positions.expand(-1, heads, -1)]
 
 
 def key_mass(call: AttentionCall, total: Tensor, sink_keys: SinkKeys) -> Tensor:

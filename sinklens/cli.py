@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from sinklens.causal import Contrast
     from sinklens.prompts import PromptSet
+    from sinklens.scanning import SinkScan
     from sinklens.table import HeadTable
+    from sinklens.vocabulary import Heads
 
 app = typer.Typer(
     help="Shows why attention heads park their weight on a meaningless token, and tests it on real heads.",
@@ -22,9 +25,16 @@ app = typer.Typer(
 
 ModelName = Annotated[str, typer.Argument(help="`demo`, a hub name, a local folder, or a .gguf file.", metavar="MODEL")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results; made if missing.")]
-Prompts = Annotated[str, typer.Option(help="`builtin`, or a UTF-8 text file.")]
+Prompts = Annotated[
+    str, typer.Option(help="`builtin`, `random`, a UTF-8 text file, or `hf:NAME[:SPLIT[:COLUMN]]`.", metavar="SOURCE")
+]
 Length = Annotated[int, typer.Option(help="Tokens a sequence, BOS included.")]
-Limit = Annotated[int | None, typer.Option(help="Largest number of sequences; all by default.")]
+Count = Annotated[int | None, typer.Option("--n", help="How many sequences; all by default.")]
+Device = Annotated[str, typer.Option(help="Where the model runs, e.g. `cuda`.")]
+Dtype = Annotated[str | None, typer.Option(help="`float32`, `bfloat16` or `float16`; the checkpoint's by default.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
+BackendName = Annotated[str, typer.Option(help="`hf`, or `bridge` for TransformerLens.")]
+Seed = Annotated[int, typer.Option(help="Seed of resampling and random prompts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 
 
@@ -33,65 +43,183 @@ def scan(
     model: ModelName,
     out: Out = Path("runs/scan"),
     prompts: Prompts = "builtin",
+    n: Count = None,
     length: Length = 256,
-    limit: Limit = None,
     sinks: Annotated[float, typer.Option(help="Mass from which a head is listed as a sink.")] = 0.5,
     gu: Annotated[bool, typer.Option("--gu", help="Count every row, as the published sink rate does.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_gib: Annotated[float | None, typer.Option(help="Refuse to start above this estimated memory.")] = None,
+    backend: BackendName = "hf",
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    revision: Revision = None,
+    seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
     """Find the sink heads of a model.
 
-    Example: `sinklens scan demo --length 128 --limit 16 --out runs/demo`
+    Example: `sinklens scan demo --n 16 --length 128 --out runs/scan`
     """
     from sinklens.measures import SinkRule
     from sinklens.scanning import scan as run
 
-    network, tokenizer = _load(model, dtype)
-    chosen = _prompts(prompts, network, tokenizer, length, limit)
+    network, tokenizer = load(model, dtype, revision, device, backend)
+    chosen = prompts_from(prompts, network, tokenizer, length, n, seed)
     limit_bytes = None if max_gib is None else int(max_gib * 2**30)
     rule = SinkRule.gu() if gu else SinkRule()
     result = run(network, chosen, rule=rule, max_bytes=limit_bytes, progress=not quiet)
-    _save(result, out, result.plot())
-    _say(result.reading())
-    _table(result, result.sinks(sinks)[:20], f"Heads with at least {sinks:g} of their weight on the sink")
-    _say(f"Wrote scan.parquet, scan.json and scan.html to {out}")
+    _show_scan(result, out, sinks)
+
+
+@app.command()
+def contrast(
+    model: ModelName,
+    heads: Annotated[str, typer.Option(help="`top:N` by sink mass, heads like `L18H8,20.8`, or `all`.")] = "top:3",
+    together: Annotated[bool, typer.Option("--together", help="Also change the heads all at once.")] = False,
+    out: Out = Path("runs/contrast"),
+    prompts: Prompts = "builtin",
+    n: Count = 16,
+    length: Length = 128,
+    backend: BackendName = "hf",
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    revision: Revision = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Change heads in ten ways and measure what the model's predictions lose.
+
+    Example: `sinklens contrast demo --heads L18H8,L20H8 --out runs/contrast`
+    """
+    network, tokenizer = load(model, dtype, revision, device, backend)
+    chosen = prompts_from(prompts, network, tokenizer, length, n, seed)
+    _contrast(network, chosen, heads, together, out, seed, quiet)
 
 
 @app.command()
 def demo(out: Out = Path("runs/demo"), quiet: Quiet = False) -> None:
-    """Scan SmolLM2-135M for sink heads, on the built-in passages.
+    """The main job on SmolLM2-135M: find its sink heads, then take their sinks away.
 
     Example: `sinklens demo --out runs/demo`
     """
-    scan("demo", out=out, length=128, limit=32, quiet=quiet)
-
-
-def _load(name: str, dtype: str | None = None) -> tuple[Any, Any]:
-    from sinklens.errors import InputError
-    from sinklens.models import load
-
-    if dtype not in (None, "float32", "bfloat16", "float16"):
-        raise InputError("unknown dtype", expected="float32, bfloat16 or float16", got=dtype)
-    return load(name, dtype=dtype)
-
-
-def _prompts(source: str, model: Any, tokenizer: Any, length: int, limit: int | None) -> PromptSet:
-    from sinklens.errors import InputError
     from sinklens.prompts import PromptSet
+    from sinklens.scanning import scan as run
 
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and length > positions:
-        raise InputError("the model has fewer positions", expected=f"length <= {positions}", got=length)
-    if limit is not None and limit < 1:
-        raise InputError("a run needs sequences", expected="limit >= 1", got=limit)
+    network, tokenizer = load("demo")
+    found = run(network, PromptSet.builtin(tokenizer, length=128, limit=32), progress=not quiet)
+    _show_scan(found, out, 0.75)
+    # The loudest sink, and three heads that sleep on it until " and", the end of a sentence, or a digit comes.
+    prompts = PromptSet.builtin(tokenizer, length=128, limit=16)
+    _contrast(network, prompts, "L18H8,L20H8,L15H0,L25H8", True, out, 0, quiet)
+
+
+def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: Path, seed: int, quiet: bool) -> None:
+    from sinklens.causal import contrast as run
+
+    chosen = _heads(heads, model, prompts, quiet)
+    sets = [chosen] if together and len(chosen) > 1 else []
+    result = run(model, prompts, chosen, sets=sets, seed=seed, progress=not quiet)
+    save(result, out, result.plot())
+    _effects(result)
+    interventions = result.settings["interventions"]
+    for caveat in result.settings["caveats"]:
+        _say(f"- {caveat}")
+    _say(f"Wrote contrast.parquet, .json, .html to {out}: {len(interventions)} interventions, KL, loss, output error")
+
+
+def _heads(text: str, model: Any, prompts: PromptSet, quiet: bool) -> Heads:
+    from sinklens.errors import InputError
+    from sinklens.scanning import scan as run
+    from sinklens.vocabulary import Heads
+
+    if text == "all":
+        from sinklens.observe import every_head
+        from sinklens.verify import verified
+
+        return every_head(verified(model).sites)
+    if not text.startswith("top:"):
+        return Heads.of(text)
+    count = text.removeprefix("top:")
+    if not count.isdigit() or int(count) < 1:
+        raise InputError("`top:` takes a count", expected="top:1 or more", got=text)
+    return run(model, prompts, outputs=False, progress=not quiet).top(int(count))
+
+
+def _show_scan(result: SinkScan, out: Path, sinks: float) -> None:
+    save(result, out, result.plot())
+    _table(result, result.sinks(sinks)[:20], f"Heads with at least {sinks:g} of their weight on the sink")
+    _say(result.reading())
+    _say(f"Wrote scan.parquet, scan.json and scan.html to {out}")
+
+
+_ON_SCREEN = {"C1": "drop sink", "C2": "drop, renormalize", "C4": "ReLU", "Z": "silence"}
+
+
+def _effects(result: Contrast) -> None:
+    from rich.table import Table
+
+    table = Table(title="KL(clean || changed) in nats a token [95 % interval over sequences]", title_justify="left")
+    table.add_column("head", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    for name, words in _ON_SCREEN.items():
+        table.add_column(f"{name} {words}", justify="right")
+    for unit in dict.fromkeys(result.frame["heads"]):
+        for state in ("dormant", "active"):
+            effects = result.effects(unit, state)
+            first = effects.iloc[0]
+            label = f"{unit}\n{first.role}" if state == "dormant" else ""
+            cells = (_interval(effects.loc[name], "kl") for name in _ON_SCREEN)
+            table.add_row(label, f"{state}\n{first.share:.0%}", *cells, end_section=state == "active")
+    _say(table)
+
+
+def _interval(row: Any, metric: str) -> str:
+    value, low, high = (row[key] for key in (metric, f"{metric}_low", f"{metric}_high"))
+    if value != value:
+        return "-"
+    return _short(value) if low != low else f"{_short(value)}\n[{_short(low)} {_short(high)}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+
+
+def load(
+    name: str, dtype: str | None = None, revision: str | None = None, device: str = "cpu", backend: str = "hf"
+) -> tuple[Any, Any]:
+    """The model and tokenizer that the shared options name."""
+    from sinklens.models import load as load_model
+
+    return load_model(name, dtype=dtype, revision=revision, device=device, backend=backend)  # type: ignore[arg-type]
+
+
+def prompts_from(source: str, model: Any, tokenizer: Any, length: int, count: int | None, seed: int) -> PromptSet:
+    """The prompts that the shared options name."""
+    import torch
+
+    from sinklens.errors import InputError
+    from sinklens.models import positions
+    from sinklens.prompts import PromptSet, bos_id
+
+    largest = positions(model)
+    if largest is not None and length > largest:
+        raise InputError("the model has fewer positions", expected=f"length <= {largest}", got=length)
+    if count is not None and count < 1:
+        raise InputError("a run needs sequences", expected="n >= 1", got=count)
     if source == "builtin":
-        return PromptSet.builtin(tokenizer, length=length, limit=limit)
-    return PromptSet.from_file(source, tokenizer, length=length, limit=limit)
+        return PromptSet.builtin(tokenizer, length=length, limit=count)
+    if source == "random":
+        generator = torch.Generator().manual_seed(seed)
+        return PromptSet.random(len(tokenizer), count=count or 16, length=length, bos=bos_id(tokenizer),
+                                generator=generator, tokenizer=tokenizer)  # fmt: skip
+    if source.startswith("hf:"):
+        name, split, column = (*source.removeprefix("hf:").split(":"), "", "")[:3]
+        return PromptSet.from_dataset(name, tokenizer, split=split or "train", column=column or "text", length=length,
+                                      limit=count or 64)  # fmt: skip
+    return PromptSet.from_file(source, tokenizer, length=length, limit=count)
 
 
-def _save(result: HeadTable, out: Path, figure: Any) -> None:
+def save(result: HeadTable, out: Path, figure: Any) -> None:
+    """Write a result and its figure as a self-contained page."""
     from sinklens.table import replacing, writable
 
     result.save(out)
@@ -133,7 +261,7 @@ def _say(content: Any) -> None:
     Console(soft_wrap=isinstance(content, str)).print(content, markup=False)
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:

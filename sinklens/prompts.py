@@ -166,7 +166,14 @@ class PromptSet:
         """
         from datasets import load_dataset
 
-        stream = load_dataset(name, config, split=split, streaming=True, **load)
+        try:
+            stream = load_dataset(name, config, split=split, streaming=True, **load)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+            raise InputError(
+                "the dataset cannot be loaded", got=f"{name!r}, split {split!r} ({reason})",
+                expected="a dataset of the hub while online, a local folder, or a text file given as prompts",
+            ) from None  # fmt: skip
 
         def ids() -> Iterator[int]:
             for record in stream:

@@ -13,6 +13,7 @@ import sinklens as sl
 from sinklens.attention import AttentionCall, AttentionResult, Edit, Inner
 from sinklens.backends import backend_for
 from sinklens.errors import PatchNotAppliedError, UnsupportedModelError
+from sinklens.verify import verified
 from tests import tiny
 
 
@@ -271,3 +272,19 @@ def test_a_route_may_replace_the_result() -> None:
     with backend_for(model).attach(doubled) as log:
         assert float((logits(model, tokens) - clean).abs().max()) > 0.1
     assert log.calls == {0: 1, 1: 1}
+
+
+def test_a_replaced_output_reaches_a_bridge(tmp_path: Path) -> None:
+    """A route may return what no call evaluates to; a bridge that went on with its own output would hide that."""
+    lens, tokens = bridge("Llama", tmp_path), tiny.tokens()
+    hooked = verified(lens)
+
+    def silent(call: AttentionCall, inner: Inner) -> AttentionResult:
+        return AttentionResult(call, torch.zeros_like(inner(call).output))
+
+    with torch.no_grad(), hooked.attach(silent):
+        replaced = hooked.forward(tokens)
+    with torch.no_grad(), sl.patched(lens, sl.Constant()):
+        expected = hooked.forward(tokens)
+    torch.testing.assert_close(replaced, expected)
+    assert not torch.allclose(replaced, hooked.forward(tokens))

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinklens.attention import AttentionCall, AttentionResult, Route, Rows, attention_weights
+from sinklens.attention import AttentionCall, Route, Rows, attention_weights
 from sinklens.backends.protocol import CallLog, CleanRun, RouteStack
 from sinklens.errors import PatchNotAppliedError, UnsupportedModelError
+from sinklens.normalizers import Normalizer, Softmax
 from sinklens.vocabulary import Site
 
 _BACKENDS: weakref.WeakKeyDictionary[nn.Module, Hooked] = weakref.WeakKeyDictionary()
@@ -41,6 +42,32 @@ def hooked(model: nn.Module) -> Hooked:
     return backend
 
 
+def boot(model: nn.Module, tokenizer: Any, source: str) -> nn.Module:
+    """Wrap a transformers model that is already loaded in a TransformerBridge.
+
+    Args:
+        model: The transformers model.
+        tokenizer: Its tokenizer.
+        source: Folder or hub name it came from; the bridge reads the configuration there.
+
+    Raises:
+        UnsupportedModelError: TransformerLens is missing, or does not know the architecture.
+    """
+    try:
+        from transformer_lens.model_bridge import TransformerBridge
+
+        device = next(model.parameters()).device
+        bridge: nn.Module = TransformerBridge.boot_transformers(
+            source, hf_model=model, tokenizer=tokenizer, device=str(device)
+        )
+    except (ImportError, OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(
+            "TransformerLens cannot serve this model", expected="transformer-lens and an architecture it knows",
+            got=f"{type(model).__name__} ({str(error).strip().splitlines()[0][:120]})",
+        ) from None  # fmt: skip
+    return bridge.eval()
+
+
 class Hooked:
     """Routes the attention of a model with TransformerLens hook names."""
 
@@ -61,7 +88,8 @@ class Hooked:
             )
         kv_heads = getattr(config, "n_key_value_heads", None) or config.n_heads
         kind = "bidirectional" if getattr(config, "attention_dir", "causal") == "bidirectional" else "causal"
-        self._blocks = layers
+        # Toy models may run on another normalizer than softmax and say so.
+        self._native: Normalizer = getattr(model, "normalizer", None) or Softmax()
         self._all = tuple(
             Site(index, f"blocks.{block}.attn", kind, config.n_heads, kv_heads)  # type: ignore[arg-type]
             for index, block in enumerate(layers)
@@ -117,10 +145,11 @@ class Hooked:
         visible = scores > torch.finfo(scores.dtype).min / 2
         per_head = self._by_head(site, value)
         call = ScoredCall(
-            site, scores, per_head, per_head, visible, site.kind == "causal", 1.0, sink_logit=self._sink_logit(site)
-        )
+            site, scores, per_head, per_head, visible, site.kind == "causal", 1.0,
+            sink_logit=self._sink_logit(site), native=self._native,
+        )  # fmt: skip
         result = pending["result"] = self._stack.run(call)
-        heads = _edited(result)
+        heads = tuple(head for edit in result.call.edits for head in edit.heads)
         if not heads:
             return None
         index = torch.tensor(heads, device=pattern.device)
@@ -128,9 +157,10 @@ class Hooked:
 
     def _on_z(self, site: Site, z: Tensor) -> Tensor | None:
         result = self._pending.get(site.layer, {}).pop("result", None)
-        heads = _edited(result) if result is not None else ()
-        if result is None or not heads:
+        if result is None or not (result.replaced or result.call.edits):
             return None
+        edited = [head for edit in result.call.edits for head in edit.heads]
+        heads = range(site.heads) if result.replaced else edited
         # The edited pattern already gave z its weights; offsets and replaced outputs are put in here.
         by_head = z.reshape(*z.shape[:2], site.heads, -1).clone()
         by_head[:, :, list(heads)] = result.output[:, list(heads)].transpose(1, 2).to(z.dtype)
@@ -162,7 +192,3 @@ class Hooked:
     def output_matrix(self, site: Site) -> Tensor:
         matrices: Any = self.model.W_O
         return matrices[site.layer].detach().float()
-
-
-def _edited(result: AttentionResult) -> tuple[int, ...]:
-    return tuple(head for edit in result.call.edits for head in edit.heads)

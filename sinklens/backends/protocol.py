@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -81,14 +81,19 @@ class RouteStack:
     def run(self, call: AttentionCall) -> AttentionResult:
         """Pass a call through the routes, the one attached last first, and evaluate it at the end."""
 
+        evaluated: list[AttentionResult] = []
+
         def step(depth: int, call: AttentionCall) -> AttentionResult:
             if depth < 0:
-                return attend(call)
+                evaluated.append(attend(call))
+                return evaluated[-1]
             route, log = self.routes[depth]
             log.count(call.site)
             return route(call, lambda passed: step(depth - 1, passed))
 
-        return step(len(self.routes) - 1, call)
+        result = step(len(self.routes) - 1, call)
+        # A hooked model computes its own output from the call; it must be told when the call does not say it all.
+        return result if any(result is known for known in evaluated) else replace(result, replaced=True)
 
     @contextmanager
     def pushed(self, route: Route) -> Iterator[CallLog]:

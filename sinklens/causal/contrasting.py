@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 State = Literal["dormant", "active", "all"]
 DORMANT, ACTIVE = 0.9, 0.5
 """A token is dormant at a unit if at least .9 of its weight lies on the sink, active if at most .5 does."""
+
+METRICS = {
+    "kl": "KL(clean || changed) of the next token, nats a token",
+    "dloss": "change of next-token loss, nats a token",
+    "output_error": "squared change of the heads' output after W_O / its variance",
+}
+"""What is measured."""
 
 _CLEAN_KL = 1e-5
 
@@ -52,44 +60,63 @@ class Unit:
 
     @property
     def name(self) -> str:
-        return str(self.heads[0]) if len(self.heads) == 1 else f"{self.heads[0]}+{len(self.heads) - 1}"
+        if len(self.heads) <= 4:
+            return ",".join(map(str, self.heads))
+        return f"{self.heads[0]}+{len(self.heads) - 1}"
 
 
 class Contrast(HeadTable):
-    """What a contrast found: one row a unit, intervention and token state.
+    """What a contrast found, in long form: one row for each unit, intervention, state of the tokens, and metric.
 
     ``frames["totals"]`` holds the sums over tokens of every sequence, from which intervals can be made again.
     """
 
     kind: ClassVar[str] = "contrast"
     units: ClassVar[Mapping[str, str]] = {
-        "unit": "head, or first head + how many more",
+        "heads": "what is changed at once: a head, or a set",
         "role": "sink, control (non-sink head of the layer) or set",
         "layer": "index from 0; -1 for a set",
         "head": "query head, from 0; -1 for a set",
         "sink_mass": "mean weight on the sink, 0..1",
         "intervention": "see settings",
-        "state": "tokens: dormant (s >= .9), active (s <= .5), all",
+        "tokens": "dormant (s >= .9), active (s <= .5), all",
         "share": "share of tokens in this state, 0..1",
-        "tokens": "count",
+        "count": "tokens",
         "sequences": "count",
-        "kl": "KL(clean || changed) per token, nats",
-        "loss": "change of next-token loss, nats",
-        "error": "head-output error / variance of the head's output",
+        "metric": "; ".join(f"{name}: {words}" for name, words in METRICS.items()),
+        "estimate": "see metric",
+        "low": "lower end of the 95 % interval",
+        "high": "upper end of the 95 % interval",
     }
 
     @property
     def heads(self) -> Heads:
         """The single heads that were tested, controls left out."""
-        asked = self.frame[self.frame.role == "sink"].drop_duplicates("unit")
+        asked = self.frame[self.frame.role == "sink"].drop_duplicates("heads")
         return Heads(Head(int(layer), int(head)) for layer, head in zip(asked.layer, asked["head"], strict=True))
 
-    def effects(self, unit: str, state: State = "all") -> pd.DataFrame:
-        """The rows of one unit and state, one an intervention."""
-        return self.frame[(self.frame.unit == unit) & (self.frame.state == state)].set_index("intervention")
+    def effects(self, heads: str, tokens: State = "all") -> pd.DataFrame:
+        """One row an intervention, with columns ``kl, kl_low, kl_high`` and the same for every other metric.
+
+        Raises:
+            InputError: The heads were not tested; lists those that were.
+        """
+        known = list(dict.fromkeys(self.frame["heads"]))
+        if heads not in known:
+            raise InputError("these heads were not tested", expected=f"one of {', '.join(known)}", got=heads)
+        return self._wide[(self._wide["heads"] == heads) & (self._wide.tokens == tokens)].set_index("intervention")
+
+    @cached_property
+    def _wide(self) -> pd.DataFrame:
+        # The rows of one unit, intervention and state stand together, one a metric and in the same order.
+        parts = {metric: part.reset_index(drop=True) for metric, part in self.frame.groupby("metric", sort=False)}
+        wide = next(iter(parts.values())).drop(columns=["metric", "estimate", "low", "high"])
+        for metric, part in parts.items():
+            wide[[metric, f"{metric}_low", f"{metric}_high"]] = part[["estimate", "low", "high"]]
+        return wide
 
     def reading(self) -> str:
-        every = self.frame[self.frame.state == "all"].set_index(["unit", "intervention"])
+        every = self._wide[self._wide.tokens == "all"].set_index(["heads", "intervention"])
         lines = []
         for head in self.heads:
             drop, forced, silent = (every.loc[(str(head), i)] for i in ("C1", "C2", "Z"))
@@ -178,6 +205,7 @@ def contrast(
     long = totals.frame()
     _check_unchanged(long)
     settings = {
+        "metrics": METRICS,
         "interventions": {i.id: f"{i.words}: {i.isolates}" for i in chosen}, "sink_keys": keys.describe(),
         "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE, "resamples": resamples, "seed": seed,
         "calibration": calibration.facts(), "caveats": list(CAVEATS),
@@ -236,17 +264,17 @@ class _Totals:
         return {"dormant": counted & (mass >= DORMANT), "active": counted & (mass <= ACTIVE), "all": counted}
 
     def add(self, rows: slice, name: tuple[str, ...], effects: Effects) -> None:
-        values = {key: getattr(effects, key).double().cpu().numpy() for key in ("kl", "loss", "error", "scale")}
+        values = {key: getattr(effects, key).double().cpu().numpy() for key in (*METRICS, "scale")}
         for state, keep in self.states(name[0], rows).items():
             for offset, sequence in enumerate(range(rows.start, rows.stop)):
                 sums = {key: float((value[offset] * keep[offset]).sum()) for key, value in values.items()}
-                self.rows.append({"unit": name[0], "intervention": name[1], "state": state, "sequence": sequence,
-                                  "tokens": int(keep[offset].sum()), **sums})  # fmt: skip
+                self.rows.append({"heads": name[0], "intervention": name[1], "tokens": state, "sequence": sequence,
+                                  "count": int(keep[offset].sum()), **sums})  # fmt: skip
 
     def frame(self) -> pd.DataFrame:
         order = {name: place for place, name in enumerate(self.units)}
         frame = pd.DataFrame(self.rows)
-        return frame.sort_values("unit", key=lambda names: names.map(order), kind="stable").reset_index(drop=True)
+        return frame.sort_values("heads", key=lambda names: names.map(order), kind="stable").reset_index(drop=True)
 
     def share(self) -> pd.DataFrame:
         everything = slice(0, len(self.counted))
@@ -255,14 +283,14 @@ class _Totals:
             single = unit.heads[0] if len(unit.heads) == 1 else Head(-1, -1)
             mass = float(self.mass[name][self.counted].mean())
             for state, keep in self.states(name, everything).items():
-                rows.append({"unit": name, "role": unit.role, "layer": single.layer, "head": single.head,
-                             "sink_mass": mass, "state": state, "share": keep.sum() / self.counted.sum()})  # fmt: skip
+                rows.append({"heads": name, "role": unit.role, "layer": single.layer, "head": single.head,
+                             "sink_mass": mass, "tokens": state, "share": keep.sum() / self.counted.sum()})  # fmt: skip
         return pd.DataFrame(rows)
 
 
 def _check_unchanged(long: pd.DataFrame) -> None:
-    unchanged = long[(long.intervention == "C0") & (long.state == "all")]
-    worst = float((unchanged.kl.abs() / unchanged.tokens.clip(lower=1)).max())
+    unchanged = long[(long.intervention == "C0") & (long.tokens == "all")]
+    worst = float((unchanged.kl.abs() / unchanged["count"].clip(lower=1)).max())
     if not worst <= _CLEAN_KL:
         raise PatchNotAppliedError(
             "the unchanged variant differs from the clean run", expected=f"KL below {_CLEAN_KL:g}", got=f"{worst:.2g}"
@@ -272,16 +300,14 @@ def _check_unchanged(long: pd.DataFrame) -> None:
 def _table(long: pd.DataFrame, share: pd.DataFrame, resamples: int, seed: int) -> pd.DataFrame:
     rows = []
     # The scale of the error is the clean head's variance over all tokens, the same for every state.
-    variance = long[(long.state == "all") & (long.intervention == "C0")].groupby("unit")[["scale", "tokens"]].sum()
-    for (unit, intervention, state), group in long.groupby(["unit", "intervention", "state"], sort=False):
-        row: dict[str, Any] = {"unit": unit, "intervention": intervention, "state": state}
-        row |= {"tokens": int(group.tokens.sum()), "sequences": int((group.tokens > 0).sum())}
-        for metric in ("kl", "loss", "error"):
-            factor = 1.0 if metric != "error" else float(variance.loc[unit, "tokens"] / variance.loc[unit, "scale"])
-            interval = ratio_interval(group[metric] * factor, group.tokens, resamples=resamples,
+    whole = long[(long.tokens == "all") & (long.intervention == "C0")].groupby("heads")[["scale", "count"]].sum()
+    for (name, intervention, state), group in long.groupby(["heads", "intervention", "tokens"], sort=False):
+        for metric in METRICS:
+            factor = 1.0 if metric != "output_error" else float(whole.loc[name, "count"] / whole.loc[name, "scale"])
+            interval = ratio_interval(group[metric] * factor, group["count"], resamples=resamples,
                                       rng=np.random.default_rng(seed))  # fmt: skip
-            row |= {metric: interval.estimate, f"{metric}_low": interval.low, f"{metric}_high": interval.high}
-        rows.append(row)
-    table = share.merge(pd.DataFrame(rows), on=["unit", "state"], how="right")
-    first = ["unit", "role", "layer", "head", "sink_mass", "intervention", "state", "share", "tokens", "sequences"]
-    return table[[*first, *(column for column in table if column not in first)]]
+            rows.append({"heads": name, "intervention": intervention, "tokens": state,
+                         "count": int(group["count"].sum()), "sequences": int((group["count"] > 0).sum()),
+                         "metric": metric, **asdict(interval)})  # fmt: skip
+    table = share.merge(pd.DataFrame(rows), on=["heads", "tokens"], how="right")
+    return table[[name for name in Contrast.units if name in table]]

@@ -52,14 +52,14 @@ class Effects:
 
     Attributes:
         kl: ``KL(clean || variant)`` of the next-token distribution, nats.
-        loss: Change of the next-token loss, nats; 0 at the last real token, which predicts nothing.
-        error: Squared change of the changed heads' output after W_O, given unchanged inputs.
+        dloss: Change of the next-token loss, nats; 0 at the last real token, which predicts nothing.
+        output_error: Squared change of the changed heads' output after W_O, given unchanged inputs.
         scale: Squared norm of the same heads' clean output, for scale.
     """
 
     kl: Tensor
-    loss: Tensor
-    error: Tensor
+    dloss: Tensor
+    output_error: Tensor
     scale: Tensor
 
 

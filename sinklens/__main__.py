@@ -1,0 +1,5 @@
+"""``python -m sinklens``."""
+
+from sinklens.cli import main
+
+main()
