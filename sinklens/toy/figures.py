@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-
-from sinklens.errors import InputError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -70,7 +70,8 @@ def pattern_grid(panels: Sequence[Sequence[Panel]], *, title: str, caption: str,
     figure.update_layout(
         template="plotly_white", title={"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
         width=plot_width + 170, height=plot_height + 90 + bottom, margin={"l": 70, "r": 100, "t": 90, "b": bottom},
-        coloraxis={"colorscale": SCALE, "cmin": 0, "cmax": peak, "colorbar": {"title": "weight", "thickness": 14}},
+        coloraxis={"colorscale": SCALE, "cmin": 0, "cmax": peak,
+                   "colorbar": {"title": {"text": "weight", "side": "right"}, "thickness": 14}},
     )  # fmt: skip
     figure.update_annotations(font_size=12 if columns < 4 else 11)
     _caption(figure, caption)
@@ -135,38 +136,58 @@ def error_against_sink(curves: Mapping[str, np.ndarray], *, title: str, caption:
 
 
 def write(figures: Mapping[str, go.Figure], out: Path) -> list[Path]:
-    """Write each figure as interactive HTML and as PNG, SVG and PDF.
+    """Write each figure as interactive HTML and, where a renderer is installed, as PNG, SVG and PDF.
 
-    Raises:
-        InputError: No renderer for static pictures is installed; the HTML has been written by then.
+    Returns:
+        The files written; only HTML where there is no renderer, see :func:`renderer`.
     """
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, figure in figures.items():
         written.append(out / f"{name}.html")
         figure.write_html(written[-1], include_plotlyjs=True)
-    return [*written, *_write_static(figures, out)]
+    draw = renderer()
+    if draw is None:
+        return written
+    jobs = [(figure, out / f"{name}.{kind}") for name, figure in figures.items() for kind in FORMATS]
+    draw(jobs)
+    return [*written, *(path for _, path in jobs)]
 
 
-def _write_static(figures: Mapping[str, go.Figure], out: Path) -> list[Path]:
+Renderer: TypeAlias = "Callable[[list[tuple[go.Figure, Path]]], None]"
+NO_RENDERER = (
+    "no static pictures: they need kaleido 0.2, which brings its own renderer, or kaleido 1 with Chrome or Chromium"
+)
+
+
+def renderer() -> Renderer | None:
+    """What turns figures into static pictures here: kaleido 0.2, else kaleido 1 if it finds a browser, else None."""
+    with suppress(ImportError):
+        from kaleido.scopes.plotly import PlotlyScope
+
+        return partial(_with_scope, PlotlyScope)
+    with suppress(ImportError, AttributeError):
+        from choreographer.browsers.chromium import Chromium
+
+        if Chromium.find_browser(skip_local=False):
+            return _with_browser
+    return None
+
+
+def _with_scope(scope_type: Any, jobs: list[tuple[go.Figure, Path]]) -> None:
+    import plotly
+
+    # Its own plotly.js is older than the figures.
+    scope = scope_type(plotlyjs=str(Path(plotly.__file__).parent / "package_data" / "plotly.min.js"))
+    for figure, path in jobs:
+        size = {"width": figure.layout.width, "height": figure.layout.height}
+        path.write_bytes(scope.transform(figure, format=path.suffix[1:], scale=2, **size))
+
+
+def _with_browser(jobs: list[tuple[go.Figure, Path]]) -> None:
     import plotly.io
 
-    missing = InputError(
-        "static pictures need a renderer (the HTML is written)",
-        expected="`pip install sinklens[figures]` and Chrome or Chromium",
-        got="none that works",
-    )
-    try:
-        from kaleido.errors import ChromeNotFoundError
-    except ImportError:
-        raise missing from None
-    jobs = [(figure, out / f"{name}.{kind}") for name, figure in figures.items() for kind in FORMATS]
-    try:
-        # One call: starting the browser costs more than drawing.
-        drawn, paths = [figure for figure, _ in jobs], [path for _, path in jobs]
-        # Unlike write_image, this one does not read the size from the layout.
-        widths, heights = [figure.layout.width for figure in drawn], [figure.layout.height for figure in drawn]
-        plotly.io.write_images(drawn, paths, width=widths, height=heights, scale=2)
-    except ChromeNotFoundError:
-        raise missing from None
-    return [path for _, path in jobs]
+    # One call: starting the browser costs more than drawing. It does not read the size from the layout by itself.
+    figures, paths = [figure for figure, _ in jobs], [path for _, path in jobs]
+    widths, heights = [figure.layout.width for figure in figures], [figure.layout.height for figure in figures]
+    plotly.io.write_images(figures, paths, width=widths, height=heights, scale=2)

@@ -96,7 +96,7 @@ def read_task(
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """A mean over independently trained models with its 95 % t interval, which few seeds can push past 0 or 1.
+    """A mean over independently trained models with its 95 % t interval, cut to where the quantity can lie.
 
     Attributes:
         mean: Mean over seeds.
@@ -111,17 +111,25 @@ class SeedInterval:
     seeds: int
 
     @classmethod
-    def of(cls, values: np.ndarray | list[float]) -> SeedInterval:
-        """The interval of the values, one a seed."""
+    def of(cls, values: np.ndarray | list[float], *, most: float = float("inf")) -> SeedInterval:
+        """The interval of non-negative values, one a seed; ``most`` is the largest that the quantity can be."""
         array = np.asarray(values, dtype=float)
+        mean = float(array.mean()) if len(array) else float("nan")
         if len(array) < 2:
-            mean = float(array.mean()) if len(array) else float("nan")
             return cls(mean, float("nan"), float("nan"), len(array))
         half = float(stats.sem(array) * stats.t.ppf(0.975, len(array) - 1))
-        return cls(float(array.mean()), float(array.mean()) - half, float(array.mean()) + half, len(array))
+        return cls(mean, max(0.0, mean - half), min(most, mean + half), len(array))
 
     def __format__(self, spec: str) -> str:
-        spec = spec or ".3g"
+        parts = [_short(value, spec or ".3g") for value in (self.mean, self.low, self.high)]
         if self.low != self.low:
-            return f"{self.mean:{spec}}"
-        return f"{self.mean:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+            return parts[0]
+        return parts[0] if self.low == self.high else f"{parts[0]} [{parts[1]}, {parts[2]}]"
+
+
+def _short(value: float, spec: str) -> str:
+    """A number in which an exact 0 can be told from a small one."""
+    if value == 0:
+        return "0"
+    text = format(value, spec)
+    return text if any(digit in text for digit in "123456789") or not text.startswith("0") else f"{value:.0e}"

@@ -8,6 +8,7 @@ index 7.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinklens.errors import InputError
+from sinklens.table import writable
 from sinklens.toy.measuring import SeedInterval, read_task
 from sinklens.toy.shipped import load_record
 from sinklens.toy.task import TriggerTask
@@ -82,12 +84,16 @@ class SetStatistics:
     moved: SeedInterval
     error: SeedInterval
 
+    def plain(self) -> str:
+        """The statistics in one line for a terminal."""
+        return self.sentence().replace("<br> ", "").replace("<b>", "").replace("</b>", "")
+
     def sentence(self) -> str:
         """The statistics in two lines for a caption."""
         return (
             f"<b>{self.models}</b>: {self.solved} of {self.seeds} seeds solved in {self.steps:.0f} steps; "
             f"largest error {self.error:.4f};<br>  BOS weight off the trigger {self.off:.4f}, at it {self.at:.3f}; "
-            f"heads parked off {self.sinking.mean:.0%}, at {self.moved.mean:.0%}"
+            f"heads parked off it {self.sinking.mean:.0%}, at it {self.moved.mean:.0%}"
         )
 
 
@@ -119,25 +125,28 @@ def reproduce(
 
     Args:
         figures: Numbers in 3..8, or ``"all"``.
-        out: Folder for HTML, PNG, SVG, PDF and ``statistics.json``.
+        out: Folder for HTML, for PNG, SVG and PDF where a renderer is installed, and for ``statistics.json``.
         retrain: Train the models first, into ``out/checkpoints``; an interrupted training goes on where it stopped.
             One layer takes seconds; 2x2 and 4x4 take tens of minutes a set on one core.
         progress: Show bars.
 
     Raises:
-        InputError: A figure that is none of these; no renderer for static pictures (the HTML is still written).
+        InputError: A figure that is none of these, or a folder that cannot be written.
     """
     from sinklens.toy.figures import write
 
     numbers = _numbers(figures)
     folder = Path(out)
+    with writable(folder):
+        pass  # before anything is trained
     sets = sorted({name for number in numbers for name in FIGURES[number].models})
     records = {name: _record(name, folder, retrain, progress) for name in sets}
     statistics = {name: summarize_set(name, record) for name, record in records.items()}
     drawn = {number: draw(FIGURES[number], records, statistics) for number in numbers}
     settings = {name: record.settings for name, record in records.items()}
-    _write_statistics(folder, statistics, settings)
-    files = write({f"figure-{number}": figure for number, figure in drawn.items()}, folder)
+    with writable(folder):
+        _write_statistics(folder, statistics, settings)
+        files = write({f"figure-{number}": figure for number, figure in drawn.items()}, folder)
     return Reproduction(drawn, tuple(statistics.values()), tuple(files), settings)
 
 
@@ -162,12 +171,17 @@ def _record(name: str, folder: Path, retrain: bool, progress: bool) -> TrainReco
 def summarize_set(name: str, record: TrainRecord) -> SetStatistics:
     """Measure all seeds of a trained set on fresh sequences with triggers everywhere."""
     readings = [read_task(model, TriggerTask(), size=MANY) for model in record.models()]
-    over = SeedInterval.of
+
+    def over(values: list[float], most: float = math.inf) -> SeedInterval:
+        return SeedInterval.of(values, most=most)
+
+    # The rows of a shift-invariant map sum to one.
+    most = 1.0 if record.normalizer.shift_invariant else math.inf
     return SetStatistics(
-        name, len(readings), int(record.solved.sum()), over(record.steps[record.solved]),
-        over([float(r.off.mean()) for r in readings]), over([float(r.at.mean()) for r in readings]),
-        over([r.parked("off the trigger") for r in readings]), over([r.parked("at the trigger") for r in readings]),
-        over([r.error for r in readings]),
+        name, len(readings), int(record.solved.sum()), SeedInterval.of(record.steps[record.solved]),
+        over([float(r.off.mean()) for r in readings], most), over([float(r.at.mean()) for r in readings], most),
+        over([r.parked("off the trigger") for r in readings], 1.0),
+        over([r.parked("at the trigger") for r in readings], 1.0), over([r.error for r in readings]),
     )  # fmt: skip
 
 
@@ -177,7 +191,7 @@ def draw(plan: Plan, records: Mapping[str, TrainRecord], statistics: Mapping[str
 
     grids = [_panels(records[name], plan.sequences, name) for name in plan.models]
     panels = [[grid[0][0] for grid in grids]] if len(grids) > 1 else grids[0]
-    caption = "<br>".join(statistics[name].sentence() for name in plan.models)
+    caption = "<br>".join([*(statistics[name].sentence() for name in plan.models), _KEY])
     return pattern_grid(panels, title=f"{plan.title}, trigger at {TRIGGER}", caption=caption, trigger=TRIGGER)
 
 
@@ -200,11 +214,13 @@ def _panels(record: TrainRecord, sequences: int, name: str) -> list[list[Panel]]
     return [[Panel(title(i, j), np.asarray(drawn.pattern[i, j])) for j in range(heads)] for i in range(layers)]
 
 
+_KEY = "Drawn: the first seed. Titles: BOS weight over 1000 sequences; (+) parked on BOS off the trigger, (-) at it."
+
+
 def _sign(parking: str) -> str:
     return {"off the trigger": " (+)", "at the trigger": " (-)"}.get(parking, "")
 
 
 def _write_statistics(folder: Path, statistics: Mapping[str, SetStatistics], settings: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     content = {name: {**asdict(values), "settings": settings[name]} for name, values in statistics.items()}
     (folder / "statistics.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -8,18 +8,16 @@ curves and the provenance in a JSON file beside it.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from sinklens.errors import InputError
 from sinklens.normalizers import Normalizer, ReLU, Softmax
 from sinklens.toy.backcopy import BigramBackcopy
-from sinklens.toy.shipped import FOLDER, describe
+from sinklens.toy.shipped import FOLDER, write_record
 from sinklens.toy.task import TriggerTask
 from sinklens.toy.training import Task, TrainRecord, TrainSettings, train
 
@@ -89,8 +87,7 @@ def ship(names: Sequence[str], work: Path, out: Path = FOLDER, *, progress: bool
     for name in names:
         record = RECIPES[name].train(work / f"{name}.safetensors", progress=progress)
         file = out / f"{name}.safetensors"
-        save_file({key: weight.contiguous() for key, weight in record.weights.items()}, file)
-        file.with_suffix(".json").write_text(json.dumps(describe(record), indent=1) + "\n", encoding="utf-8")
+        write_record(record, file)
         written.append(file)
     return written
 

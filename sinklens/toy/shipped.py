@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from sinklens.errors import InputError
 from sinklens.normalizers import Normalizer, ReLU, Softmax
@@ -32,6 +32,12 @@ def describe(record: TrainRecord) -> dict[str, Any]:
         "error": record.error.tolist(),
         "curves": curves,
     }
+
+
+def write_record(record: TrainRecord, file: Path) -> None:
+    """Write weights as safetensors, and curves and provenance as JSON beside them."""
+    save_file({key: weight.contiguous() for key, weight in record.weights.items()}, file)
+    file.with_suffix(".json").write_text(json.dumps(describe(record), indent=1) + "\n", encoding="utf-8")
 
 
 def names() -> tuple[str, ...]:
