@@ -120,3 +120,68 @@ def _bars(part: pd.DataFrame, state: str, color: str, *, legend: bool) -> go.Bar
         hovertemplate="%{x}: %{y:.4f} [%{customdata[0]:.4f}, %{customdata[1]:.4f}]"
         "<br>%{customdata[2]} tokens in %{customdata[3]} sequences<extra>" + state + "</extra>",
     )  # fmt: skip
+
+
+def trigger_map(report: HeadTable, most: int = 40) -> go.Figure:
+    """Confirmed trigger heads by the members of their sets: how much more often a head is awake at each."""
+    rows = report.frame[report.frame.grade != "unconfirmed"].head(most)
+    cells = report.frames["members"].merge(rows[["layer", "head", "direction"]]) if len(rows) else rows
+    figure = go.Figure()
+    heads = [f"L{layer}H{head}" for layer, head in zip(rows.layer, rows["head"], strict=True)]
+    if len(cells):
+        sign = cells.direction.map({"wakes": 1, "parks": -1})
+        figure.add_heatmap(
+            x=cells.words, y=[f"L{layer}H{head}" for layer, head in zip(cells.layer, cells["head"], strict=True)],
+            z=cells.risk_difference * sign, zmid=0, zmin=-1, zmax=1, colorscale="RdBu_r", xgap=1, ygap=1,
+            customdata=cells[["direction", "precision", "recall", "occurrences"]],
+            hovertemplate="%{y} %{customdata[0]} at %{x}: %{z:.2f}<br>precision %{customdata[1]:.2f}, recall "
+            "%{customdata[2]:.2f}, %{customdata[3]} tokens<extra></extra>",
+            colorbar={"title": {"text": "awake: risk difference", "side": "right"}, "thickness": 14},
+        )  # fmt: skip
+    wide, high = (cells.words.nunique() if len(cells) else 0), len(set(heads))
+    figure.update_layout(
+        title={"text": "What wakes heads (red), or makes them park (blue)", "font": {"size": 14}},
+        template="plotly_white",
+        width=max(420, 190 + 19 * wide), height=max(260, 230 + 18 * high), margin={"l": 70, "r": 30, "t": 60, "b": 150},
+    )  # fmt: skip
+    figure.update_xaxes(tickangle=-60, tickmode="linear", showgrid=False)
+    figure.update_yaxes(tickmode="linear", autorange="reversed", categoryorder="array",
+                        categoryarray=list(dict.fromkeys(heads)), showgrid=False)  # fmt: skip
+    return figure
+
+
+VERDICT_COLORS = {
+    "supports fully": "#0072b2", "supports partly": "#56b4e9", "kernel": "#009e73", "always dormant": "#bbbbbb",
+    "redundant": "#dddddd", "constant bias": "#e69f00", "broadcast": "#d55e00", "graded": "#cc79a7",
+    "not forced": "#f0e442", "no sink": "#f4f4f4", "undecided": "#777777",
+}  # fmt: skip
+
+
+def verdict_map(result: HeadTable) -> go.Figure:
+    """One mark a head on the layer-by-head plane, coloured by its verdict; the legend names every colour."""
+    figure = go.Figure()
+    frame = result.frame
+    for verdict, color in VERDICT_COLORS.items():
+        part = frame[frame.verdict == verdict]
+        if part.empty:
+            continue
+        figure.add_trace(
+            go.Scatter(
+                x=part["head"], y=part.layer, mode="markers", name=f"{verdict} ({len(part)})",
+                marker={"color": color, "size": 13, "symbol": "square", "line": {"width": 1, "color": "#333333"}},
+                customdata=part[["sink_mass", "log_ratio", "e4", "reason"]],
+                hovertemplate="L%{y}H%{x}: " + verdict + "<br>%{customdata[3]}<br>sink mass %{customdata[0]:.2f}"
+                "<br>log ratio %{customdata[1]:.2f}, E4 %{customdata[2]:.2f}<extra></extra>",
+            )
+        )  # fmt: skip
+    layers, heads = int(frame.layer.max()) + 1, int(frame["head"].max()) + 1
+    figure.update_layout(
+        title={"text": "Verdicts", "font": {"size": 14}}, template="plotly_white",
+        width=min(1200, 420 + 26 * heads), height=min(1500, 180 + 18 * layers),
+        margin={"l": 60, "r": 30, "t": 60, "b": 50}, legend={"title": "verdict (heads)"},
+    )  # fmt: skip
+    figure.update_xaxes(title="head", tickmode="linear", dtick=_step(heads), range=[-0.6, heads - 0.4], zeroline=False)
+    figure.update_yaxes(
+        title="layer", tickmode="linear", dtick=_step(layers), range=[layers - 0.4, -0.6], zeroline=False
+    )
+    return figure
