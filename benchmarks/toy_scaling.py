@@ -17,7 +17,7 @@ import torch
 from sinklens.normalizers import Normalizer, ReLU, Softmax
 from sinklens.toy import TrainSettings, TriggerTask, load_record, read_task, train
 from sinklens.toy.measuring import SeedInterval
-from sinklens.toy.reports import put_between
+from sinklens.toy.reports import markdown, put_between
 
 SETTINGS = TrainSettings(lr=1e-3, max_steps=6000)
 SEEDS = 3
@@ -66,13 +66,6 @@ def longer() -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table."""
-    names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows]) + "\n"
-
-
 def main() -> None:
     """Train, measure, write."""
     parser = argparse.ArgumentParser()
@@ -90,8 +83,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"scaling": rows, "longer": beyond}, indent=1) + "\n"
     (arguments.out / "toy_scaling.json").write_text(content, encoding="utf-8")
-    put_between(arguments.page, "scaling", table(rows))
-    put_between(arguments.page, "longer", table(beyond))
+    put_between(arguments.page, "scaling", markdown(rows))
+    put_between(arguments.page, "longer", markdown(beyond))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from sinklens.toy import (
     swaps,
     train,
 )
+from sinklens.toy.factors import CELLS, Cell
+from sinklens.toy.model import run
 
 ONE = ToyConfig(1, 1, 4, 4, 4, residual=False)
 
@@ -149,6 +151,21 @@ def test_a_learned_sink_takes_weight_away() -> None:
     ]
     assert torch.allclose(rows[0], torch.full((4,), 0.25))
     assert torch.allclose(rows[1], torch.full((4,), 0.2))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_training_computes_what_the_hooked_model_does(cell: Cell) -> None:
+    config = ToyConfig(2, 3, 8, 8, 6, residual=True, gated=cell.gated, learned_sink=cell.learned_sink)
+    drawn = [config.initial(seeded(seed)) for seed in (0, 1)]
+    weights = {name: 10 * torch.stack([each[name] for each in drawn]).requires_grad_() for name in drawn[0]}
+    inputs = TriggerTask(8, 6).sample(4, [seeded(0), seeded(1)]).inputs
+    results = []
+    for point in (None, lambda name, tensor: tensor):
+        predicted, patterns = run(weights, inputs, config, cell.normalizer, point)
+        gradients = torch.autograd.grad(predicted.square().sum(), list(weights.values()))
+        results.append((predicted, *patterns, *gradients))
+    for folded, plain in zip(*results, strict=True):
+        assert torch.allclose(folded, plain, rtol=1e-3, atol=1e-4 * float(plain.abs().max()))
 
 
 # ---- training ---------------------------------------------------------------------------------------------------------

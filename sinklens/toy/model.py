@@ -106,7 +106,10 @@ def run(
     for layer in range(config.n_layers):
         part = {name: weight.select(axis, layer) for name, weight in weights.items() if name not in _EMBEDDINGS}
         x = visit(f"blocks.{layer}.hook_resid_pre", x)
-        update, pattern = _attention(part, x, normalizer, f"blocks.{layer}.attn.", point)
+        if point is None and "W_G" not in part:
+            update, pattern = _folded_attention(part, x, normalizer)
+        else:
+            update, pattern = _attention(part, x, normalizer, f"blocks.{layer}.attn.", point)
         x = visit(f"blocks.{layer}.hook_resid_post", x + update if config.residual else update)
         patterns.append(pattern)
     return (x if config.d_vocab is None else x @ weights["W_U"].unsqueeze(-3)), patterns
@@ -137,11 +140,31 @@ def _attention(
         # Only hooks need the marked entries: the normalizer is told what is visible.
         hidden = torch.finfo(scores.dtype).min
         scores = visit(f"{prefix}hook_attn_scores", scores.masked_fill(~visible, hidden))
-    pattern = visit(f"{prefix}hook_pattern", _weights(scores, visible, normalizer, part.get("sink_logits")))
+    sink_logits = part["sink_logits"][..., None, :, None] if "sink_logits" in part else None
+    pattern = visit(f"{prefix}hook_pattern", _weights(scores, visible, normalizer, sink_logits))
     z = visit(f"{prefix}hook_z", torch.einsum("...bhqk,...bkhe->...bqhe", pattern, v))
     if "W_G" in part:
         z = z * torch.sigmoid(torch.einsum("...bpd,...hde->...bphe", x, part["W_G"]))
     return torch.einsum("...bphe,...hed->...bpd", z, part["W_O"]), pattern
+
+
+def _folded_attention(part: Weights, x: Tensor, normalizer: Normalizer) -> tuple[Tensor, Tensor]:
+    """The same numbers without queries, keys and values: ``W_Q W_K^T`` and ``W_V W_O`` are folded first.
+
+    Heads are as wide as the model here, so this halves the products; and with the heads beside the queries,
+    ``[batch, (query head), key]``, no tensor is ever copied into another order.
+    """
+    qk = part["W_Q"] @ part["W_K"].transpose(-1, -2)  # [*model, head, d_model, d_model]
+    ov = part["W_V"] @ part["W_O"]
+    *batch, length, width = x.shape
+    heads, rows = qk.shape[-3], (*x.shape[:-3], -1)
+    asked = x.flatten(-3, -2) @ qk.transpose(-3, -2).flatten(-2)  # [*model, (batch query), (head d_model)]
+    scores = asked.view(*batch, length * heads, width) @ x.transpose(-1, -2)  # [*model, batch, (query head), key]
+    weights = _weights(scores.view(*batch, length, heads, length), causal(length)[:, None], normalizer,
+                       None if "sink_logits" not in part else part["sink_logits"][..., None, None, :])  # fmt: skip
+    read = weights.reshape(*batch, length * heads, length) @ x
+    update = read.view(*rows, heads * width) @ ov.flatten(-3, -2)
+    return update.view(x.shape), weights.transpose(-3, -2)
 
 
 def causal(length: int) -> Tensor:
@@ -153,9 +176,9 @@ def _weights(scores: Tensor, visible: Tensor, normalizer: Normalizer, sink_logit
     sinks = torch.arange(scores.shape[-1]) == 0
     if sink_logits is None:
         return normalizer.weights(scores, visible, sinks)
-    # [*model, head] -> one more column of scores, the same for every query; its weight is thrown away.
-    column = sink_logits[..., None, :, None, None].expand(*scores.shape[:-1], 1)
-    seen = torch.cat([visible, visible.new_ones(len(visible), 1)], -1)
+    # One more column of scores, the same for every query of a head; its weight is thrown away.
+    column = sink_logits[..., None].expand(*scores.shape[:-1], 1)
+    seen = torch.cat([visible, torch.ones_like(visible[..., :1])], -1)
     both = torch.cat([scores, column], -1)
     return normalizer.weights(both, seen, torch.cat([sinks, sinks.new_ones(1)]))[..., :-1]
 
