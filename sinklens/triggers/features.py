@@ -84,7 +84,7 @@ class Feature:
         words: How it reads in a report.
         track: Where it holds.
         token: Vocabulary id it stands for, where it is about one token.
-        offset: How many tokens before the attending one that token stands.
+        offset: How many tokens before the attending one the token stands that it speaks of.
     """
 
     name: str
@@ -177,7 +177,7 @@ def token_classes(table: TokenTable, min_sequences: int) -> list[Feature]:
 def previous_classes(table: TokenTable, min_sequences: int) -> list[Feature]:
     """What kind of token came before."""
     return [Feature(f"after class {feature.name.removeprefix('class ')}", "context", f"after {feature.words}",
-                    _moved(feature.track)) for feature in token_classes(table, min_sequences)]  # fmt: skip
+                    _moved(feature.track), offset=1) for feature in token_classes(table, min_sequences)]  # fmt: skip
 
 
 def _by_text(test: Callable[[str], bool]) -> Callable[[TokenTable], Track]:

@@ -1,0 +1,75 @@
+"""The command ``sinklens triggers``: which tokens wake which heads; mounted by :mod:`sinklens.cli`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sinklens.triggers.report import TriggerReport
+
+
+def triggers(
+    model: Annotated[str, typer.Argument(help="`demo`, a hub name, a local folder, or a .gguf file.", metavar="MODEL")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results; made if missing.")] = Path(
+        "runs/triggers"
+    ),
+    prompts: Annotated[
+        str, typer.Option(help="`builtin`, a UTF-8 text file, or `hf:NAME[:SPLIT[:COLUMN]]`.", metavar="SOURCE")
+    ] = "builtin",
+    n: Annotated[int | None, typer.Option("--n", help="How many sequences, at least 60; all by default.")] = None,
+    length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.")] = 256,
+    checks: Annotated[int, typer.Option(help="How many sets the counterfactual check takes up; 0: none.")] = 20,
+    function: Annotated[bool, typer.Option("--function", help="Also ablate the confirmed heads (slow).")] = False,
+    backend: Annotated[str, typer.Option(help="`hf`, or `bridge` for TransformerLens.")] = "hf",
+    device: Annotated[str, typer.Option(help="Where the model runs, e.g. `cuda`.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="`float32`, `bfloat16` or `float16`.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+) -> None:
+    """Find heads that sleep on the sink until some tokens wake them, or that park when some come.
+
+    Triggers are named on half of the sequences and confirmed on the other half.
+
+    Example: `sinklens triggers demo --out runs/triggers`
+    """
+    from sinklens import cli
+    from sinklens.errors import InputError
+    from sinklens.triggers.finding import find_triggers
+    from sinklens.triggers.showing import page_of
+    from sinklens.triggers.study import Protocol
+
+    if checks < 0:
+        raise InputError("checks are counted", expected="checks >= 0", got=checks)
+    network, tokenizer = cli.load(model, dtype, revision, device, backend)
+    chosen = cli.prompts_from(prompts, network, tokenizer, length, n, seed)
+    report = find_triggers(network, chosen, protocol=Protocol(checks=checks, seed=seed), counterfactual=checks > 0,
+                           function=function, progress=not quiet)  # fmt: skip
+    report.save(out)
+    figure = "" if report.confirmed.empty else report.plot().to_html(full_html=False, include_plotlyjs=True)
+    page_of(report, figure).save(out / "triggers.html")
+    _show(report, out)
+
+
+def _show(report: TriggerReport, out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sinklens.vocabulary import Head
+
+    console = Console()
+    table = Table(title="Trigger sets, best explained first", title_justify="left")
+    for name in ("head", "direction", "trigger", "asleep", "AUROC", "risk difference", "counterfactual", "grade"):
+        table.add_column(name, overflow="fold")
+    for _, row in report.confirmed.head(20).iterrows():
+        table.add_row(str(Head(int(row.layer), int(row["head"]))), row.direction, row.trigger,
+                      f"{row.dormant_fraction:.2f}", f"{row.auroc:.2f}",
+                      f"{row.risk_difference:.2f} [{row.low:.2f}, {row.high:.2f}]", row.counterfactual,
+                      row.grade)  # fmt: skip
+    if table.rows:
+        console.print(table, markup=False)
+    console.print(report.reading(), markup=False, soft_wrap=True)
+    console.print(f"Wrote triggers.parquet, triggers.json and triggers.html to {out}", markup=False, soft_wrap=True)
