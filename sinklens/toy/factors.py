@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from sinklens.toy.kernels import ByCount, ByNothing, BySum, Exp, Factored, Logis
 from sinklens.toy.measuring import Parking, SeedInterval, read_task
 from sinklens.toy.task import TriggerTask
 from sinklens.toy.training import TrainRecord, TrainSettings, train
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,13 @@ class Cell:
     normalizer: Normalizer
     gated: bool = False
     learned_sink: bool = False
+
+    @property
+    def group(self) -> str:
+        """What its rows add up to."""
+        if self.always_one:
+            return "always one"
+        return "one, or all 0" if self.normalization.startswith("sum, 0/0") else "anything"
 
     @property
     def slug(self) -> str:
@@ -142,6 +152,25 @@ class FactorialResult:
                      format(row.off_total, ".3f"), format(row.at, ".3f")]  # fmt: skip
             lines.append("| " + " | ".join(words) + " |")
         return "\n".join(lines) + "\n"
+
+    def plot(self) -> go.Figure:
+        """Share of each row's weight that lies on BOS off the trigger, grouped by what makes rows add up."""
+        from sinklens.toy.figures import Bar, bars
+
+        facts = {cell.name: cell for cell in CELLS}
+        cells = [
+            Bar(row.cell, facts[row.cell].group, row.off.mean, row.off.low, row.off.high, row.solved == row.seeds)
+            for row in self.rows
+        ]
+        caption = (
+            f"Bars: mean over {self.settings['seeds']} seeds with 95 % interval, {self.settings['size']} models. "
+            "Pale: not every seed solved the task.<br>BOS has value 0 in a trained model, so weight on it is free "
+            "where rows need not sum to one."
+        )
+        return bars(
+            cells, title="Weight on BOS off the trigger", axis="weight on BOS, mean over rows and heads",
+            legend="a row sums to", caption=caption,
+        )  # fmt: skip
 
     def save(self, path: Path) -> None:
         """Write the table as JSON."""

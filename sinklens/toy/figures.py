@@ -135,6 +135,81 @@ def error_against_sink(curves: Mapping[str, np.ndarray], *, title: str, caption:
     return figure
 
 
+@dataclass(frozen=True)
+class Bar:
+    """One cell of the factorial, ready to be drawn.
+
+    Attributes:
+        name: The cell.
+        group: What the cells of one colour share.
+        value: Mean over seeds.
+        low: Lower bound of its interval.
+        high: Upper bound.
+        solved: Whether every seed solved the task; the others are drawn pale.
+    """
+
+    name: str
+    group: str
+    value: float
+    low: float
+    high: float
+    solved: bool
+
+
+def bars(cells: Sequence[Bar], *, title: str, axis: str, legend: str, caption: str) -> go.Figure:
+    """Horizontal bars with intervals, one a cell, one colour a group.
+
+    Args:
+        cells: From top to bottom.
+        title: Title of the figure.
+        axis: What the length of a bar means.
+        legend: What the groups say.
+        caption: What to read from it.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    groups = list(dict.fromkeys(cell.group for cell in cells))
+    for color, group in zip(COLORS, groups, strict=False):
+        part = [cell for cell in cells if cell.group == group]
+        above, below = [cell.high - cell.value for cell in part], [cell.value - cell.low for cell in part]
+        figure.add_trace(
+            go.Bar(
+                y=[cell.name for cell in part], x=[cell.value for cell in part], orientation="h", name=group,
+                marker={"color": color, "opacity": [1.0 if cell.solved else 0.35 for cell in part]},
+                error_x={"type": "data", "array": above, "arrayminus": below, "color": "#444", "thickness": 1},
+                hovertemplate="%{y}: %{x:.3f}<extra>" + group + "</extra>",
+            )
+        )  # fmt: skip
+    lines = caption.count("<br>") + 1
+    figure.update_layout(
+        template="plotly_white", title={"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
+        width=860, height=190 + 24 * len(cells) + 17 * lines, bargap=0.25,
+        margin={"l": 170, "r": 30, "t": 90, "b": 75 + 17 * lines},
+        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "title": {"text": legend}},
+    )  # fmt: skip
+    names = [cell.name for cell in cells]
+    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], automargin=True)
+    figure.update_xaxes(title=axis, title_standoff=6)
+    _caption(figure, caption)
+    return figure
+
+
+def picture(figure: go.Figure) -> Any:
+    """The figure as a small static picture for a notebook; the figure itself where there is no renderer."""
+    import tempfile
+
+    draw = renderer()
+    if draw is None:
+        return figure
+    from IPython.display import SVG
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figure.svg"
+        draw([(figure, file)])
+        return SVG(file.read_text(encoding="utf-8"))
+
+
 def write(figures: Mapping[str, go.Figure], out: Path) -> list[Path]:
     """Write each figure as interactive HTML and, where a renderer is installed, as PNG, SVG and PDF.
 

@@ -122,13 +122,13 @@ class SeedInterval:
 
     def __format__(self, spec: str) -> str:
         parts = [_short(value, spec or ".3g") for value in (self.mean, self.low, self.high)]
-        if self.low != self.low:
-            return parts[0]
-        return parts[0] if self.low == self.high else f"{parts[0]} [{parts[1]}, {parts[2]}]"
+        return parts[0] if not self.low < self.high else f"{parts[0]} [{parts[1]}, {parts[2]}]"
 
 
 def _short(value: float, spec: str) -> str:
-    """A number in which an exact 0 can be told from a small one."""
+    """A number in which an exact 0 can be told from a small one; a dash where there is none."""
+    if value != value:
+        return "-"
     if value == 0:
         return "0"
     text = format(value, spec)
