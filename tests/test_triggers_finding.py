@@ -106,7 +106,7 @@ def test_function_check_sees_the_head_that_matters() -> None:
     made = planted.model("GPT2", {(1, 1): (30, 31)})
     with torch.no_grad():
         made.transformer.h[1].attn.c_proj.weight[8:16] *= 200
-    found = find(made, planted.prompts(), function=True, counterfactual=False, reading=False).confirmed.iloc[0]
+    found = find(made, planted.prompts(), function=1, counterfactual=False, reading=False).confirmed.iloc[0]
     assert found.grade == "associated"
     assert found.mean_loss_low <= found.mean_loss <= found.mean_loss_high
     assert abs(found.zero_loss) + abs(found.mean_loss) > 1e-4

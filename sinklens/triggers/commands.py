@@ -22,7 +22,7 @@ def triggers(
     n: Annotated[int | None, typer.Option("--n", help="How many sequences, at least 60; all by default.")] = None,
     length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.")] = 256,
     checks: Annotated[int, typer.Option(help="How many sets the counterfactual check takes up; 0: none.")] = 20,
-    function: Annotated[bool, typer.Option("--function", help="Also ablate the confirmed heads (slow).")] = False,
+    function: Annotated[int, typer.Option(help="How many of the best explained heads to ablate too (slow).")] = 0,
     backend: Annotated[str, typer.Option(help="`hf`, or `bridge` for TransformerLens.")] = "hf",
     device: Annotated[str, typer.Option(help="Where the model runs, e.g. `cuda`.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="`float32`, `bfloat16` or `float16`.")] = None,
@@ -42,8 +42,8 @@ def triggers(
     from sinklens.triggers.showing import page_of
     from sinklens.triggers.study import Protocol
 
-    if checks < 0:
-        raise InputError("checks are counted", expected="checks >= 0", got=checks)
+    if min(checks, function) < 0:
+        raise InputError("checks are counted", expected="0 or more", got=min(checks, function))
     network, tokenizer = cli.load(model, dtype, revision, device, backend)
     chosen = cli.prompts_from(prompts, network, tokenizer, length, n, seed)
     report = find_triggers(network, chosen, protocol=Protocol(checks=checks, seed=seed), counterfactual=checks > 0,

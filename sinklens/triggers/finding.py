@@ -57,7 +57,7 @@ def find_triggers(
     activity: Activity | None = None,
     counterfactual: bool = True,
     reading: bool = True,
-    function: bool = False,
+    function: int = 0,
     batch_size: int = 2,
     progress: bool = True,
 ) -> TriggerReport:
@@ -72,7 +72,8 @@ def find_triggers(
         activity: A recording of the same prompts, to spare the pass.
         counterfactual: Put triggers in and take them out; without it no grade above "associated".
         reading: Also say what an awake head reads.
-        function: Also ablate the confirmed heads and compare the loss at triggers with other tokens (slow).
+        function: How many of the best explained heads to ablate as well, comparing the loss at triggers with other
+            tokens (slow).
         batch_size: Sequences a forward pass.
         progress: Show progress bars.
 
@@ -118,7 +119,7 @@ def find_triggers(
     if chosen and reading:
         frame = frame.merge(awake.what_it_reads(model, study, chosen, batch_size=batch_size), on=CASE, how="left")
     if chosen and function:
-        made = awake.what_it_does(model, study, chosen, batch_size=batch_size, progress=progress)
+        made = awake.what_it_does(model, study, chosen[:function], batch_size=batch_size, progress=progress)
         frame = frame.merge(made, on=CASE, how="left")
     frame["counterfactual"] = frame.counterfactual.fillna("not run") if "counterfactual" in frame else "not run"
     frame["grade"] = grade(frame)
@@ -135,7 +136,7 @@ def _check_size(prompts: PromptSet, protocol: Protocol) -> None:
                          got=f"{enough} of {len(prompts)}")  # fmt: skip
 
 
-def _settings(study: Study, named: Sequence[Feature], counterfactual: bool, function: bool) -> dict[str, Any]:
+def _settings(study: Study, named: Sequence[Feature], counterfactual: bool, function: int) -> dict[str, Any]:
     return {
         "protocol": asdict(study.protocol), "sink_keys": study.activity.sink_keys.describe(), "features": len(named),
         "heads": len(study.states.heads), "counterfactual": counterfactual, "function": function,
