@@ -12,6 +12,7 @@ from .measuring import read_task as read_task
 from .model import ToyConfig as ToyConfig
 from .model import ToyTransformer as ToyTransformer
 from .reproducing import Reproduction as Reproduction
+from .reproducing import draw_figure as draw_figure
 from .reproducing import reproduce as reproduce
 from .shipped import load as load
 from .shipped import load_record as load_record

@@ -104,7 +104,7 @@ def _caption(figure: go.Figure, caption: str) -> None:
 
 
 def error_against_sink(curves: Mapping[str, np.ndarray], *, title: str, caption: str) -> go.Figure:
-    """Batch error against ``1 - BOS mass off the trigger`` along training, both on log axes.
+    """Batch error against ``1 - BOS mass off the trigger`` along training, both on log axes, with the line of equality.
 
     Args:
         curves: Rows of (seed, error, 1 - mass) for each named set of models.
@@ -124,9 +124,15 @@ def error_against_sink(curves: Mapping[str, np.ndarray], *, title: str, caption:
                     hovertemplate=f"seed {int(seed)}: error %{{x:.4f}}, 1 - mass %{{y:.2g}}<extra>{name}</extra>",
                 )
             )  # fmt: skip
+    everything = np.concatenate(list(curves.values()))
+    ends = [float(everything[:, 1].min()), float(everything[:, 1].max())]
+    figure.add_trace(
+        go.Scatter(x=ends, y=ends, mode="lines", line={"color": "#444", "dash": "dash", "width": 1}, hoverinfo="skip",
+                   name="missing mass = error")
+    )  # fmt: skip
     figure.update_layout(
         template="plotly_white", title={"text": title, "font": {"size": 15}}, width=760, height=560,
-        margin={"l": 80, "r": 30, "t": 70, "b": 130}, legend={"x": 0.99, "xanchor": "right", "y": 0.02},
+        margin={"l": 80, "r": 30, "t": 70, "b": 130}, legend={"x": 0.01, "xanchor": "left", "y": 0.99},
     )  # fmt: skip
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
     figure.update_xaxes(title="largest error in the batch", **decades)

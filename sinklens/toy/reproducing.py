@@ -185,6 +185,17 @@ def summarize_set(name: str, record: TrainRecord) -> SetStatistics:
     )  # fmt: skip
 
 
+def draw_figure(number: int) -> go.Figure:
+    """One figure of the paper from the shipped models, written nowhere.
+
+    Raises:
+        InputError: A figure that is none of 3..8.
+    """
+    (number,) = _numbers(number)
+    records = {name: load_record(name) for name in FIGURES[number].models}
+    return draw(FIGURES[number], records, {name: summarize_set(name, record) for name, record in records.items()})
+
+
 def draw(plan: Plan, records: Mapping[str, TrainRecord], statistics: Mapping[str, SetStatistics]) -> go.Figure:
     """Draw one figure from the first seed of each set."""
     from sinklens.toy.figures import pattern_grid

@@ -24,7 +24,7 @@ def describe(record: TrainRecord) -> dict[str, Any]:
     curves = {}
     for seed, curve in record.curves.items():
         kept = np.unique(np.linspace(0, len(curve) - 1, _CURVE_POINTS).round().astype(int))
-        curves[str(seed)] = [[float(f"{value:.4g}") for value in row] for row in curve[kept]]
+        curves[str(seed)] = [[float(f"{value:.6g}") for value in row] for row in curve[kept]]
     return {
         "settings": record.settings,
         "steps": record.steps.tolist(),
