@@ -144,6 +144,11 @@ def test_a_model_without_any_sink_says_so() -> None:
     assert "the model has no sink" in found.reading()
 
 
+def test_a_sink_outside_the_window_is_no_sign_of_wakefulness() -> None:
+    found = find(tiny.causal("Mistral"), planted.prompts())
+    assert "too few tokens see the sink" in found.reading()
+
+
 def test_states_that_have_nothing_to_do_with_the_tokens() -> None:
     """Slowly changing states, and the states of planted heads rotated within sequences: nothing is confirmed."""
     prompts, rng = planted.prompts(), np.random.default_rng(1)

@@ -152,6 +152,9 @@ def _settings(study: Study, named: Sequence[Feature], counterfactual: bool, func
 def gate(study: Study) -> tuple[np.ndarray, np.ndarray, str]:
     """Heads with two states on DISC: their rows, signs, and, if there is none, why in words."""
     states, protocol, counted = study.states, study.protocol, study.states.counted[study.disc]
+    if (counted.sum(-1) > 2 * protocol.min_shift).sum() < protocol.sequences:
+        none = np.zeros(0, dtype=int)
+        return none, none, "too few tokens see the sink from afar: it lies late in the sequences, or outside a window"
     asleep = states.asleep[:, study.disc] & counted
     share = asleep.sum((1, 2)) / max(counted.sum(), 1)
     both = np.minimum(asleep.any(-1).sum(-1), (~asleep & counted).any(-1).sum(-1)) >= protocol.sequences
