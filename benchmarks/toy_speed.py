@@ -1,7 +1,8 @@
 """Training speed of the toy models against a straightforward loop that makes its samples one by one.
 
 Run: ``python benchmarks/toy_speed.py``. Both sides run in this process on one thread, in turns, with the same shapes,
-batch and optimizer; time is processor time, so that other work on the machine does not count. Writes
+batch and optimizer. There are two of them: one writes each sequence with a few whole-array operations, one writes it
+token by token. Time is processor time, so that other work on the machine does not count. Writes
 ``docs/benchmarks/toy_speed.json`` and the table in ``docs/paper.md``.
 """
 
@@ -51,13 +52,25 @@ def plain_sample(n: int, length: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def plain_steps(size: int) -> Callable[[], None]:
+def sample_by_tokens(n: int, length: int) -> tuple[Tensor, Tensor]:
+    """The same sequence written token by token."""
+    x, y = torch.zeros(length, n), torch.zeros(length, n)
+    trigger = int(torch.randint(2, length, ()))
+    x[0, 0] = 1
+    for i in range(1, length):
+        x[i, 2 : n - 1] = torch.rand(n - 3) * 2 - 1
+        x[i, 1 if i == trigger else n - 1] = 1
+    y[trigger] = x[1 : trigger + 1].mean(0)
+    return x, y
+
+
+def plain_steps(size: int, sample: Callable[[int, int], tuple[Tensor, Tensor]]) -> Callable[[], None]:
     """A training step of the straightforward loop."""
     layers = nn.ModuleList(nn.ModuleList(PlainHead(16) for _ in range(size)) for _ in range(size))
     optimizer = torch.optim.Adam(layers.parameters(), lr=1e-3, betas=(0.9, 0.95))
 
     def step() -> None:
-        samples = [plain_sample(16, 16) for _ in range(128)]
+        samples = [sample(16, 16) for _ in range(128)]
         x, y = (torch.stack(part) for part in zip(*samples, strict=True))
         h = x
         for layer in layers:
@@ -105,10 +118,12 @@ def main() -> None:
     torch.manual_seed(0)
     rows = []
     for size, models, wanted in CASES:
-        plain, batched = per_second([plain_steps(size), our_steps(size, models)], arguments.seconds)
+        sides = [plain_steps(size, plain_sample), plain_steps(size, sample_by_tokens), our_steps(size, models)]
+        whole, tokens, batched = per_second(sides, arguments.seconds)
         ours = batched * models
-        rows.append({"model": f"{size}x{size}", "seeds at once": models, "plain loop, steps/s": round(plain, 1),
-                     "sinklens, model-steps/s": round(ours, 1), "ratio": round(ours / plain, 1),
+        rows.append({"model": f"{size}x{size}", "seeds at once": models, "sinklens, model-steps/s": round(ours, 1),
+                     "plain loop, a sequence at a time": round(whole, 1), "times": round(ours / whole, 1),
+                     "plain loop, a token at a time": round(tokens, 1), "times ": round(ours / tokens, 1),
                      "asked for": wanted})  # fmt: skip
         print(rows[-1], flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -233,7 +233,7 @@ def test_unknown_names_and_seeds_are_refused() -> None:
         load("softmax-1x1", seed=99)
 
 
-@pytest.mark.parametrize("name", ["softmax-1x1", "softmax-2x2", "relu-1x1", "relu-2x2"])
+@pytest.mark.parametrize("name", ["softmax-1x1", "softmax-2x2", "relu-1x1", "relu-2x2", "relu-4x4"])
 def test_the_scanner_flags_softmax_heads_and_no_relu_head(name: str) -> None:
     batch = TriggerTask().sample(64, seeded(7))
     model = load(name)
@@ -256,13 +256,14 @@ def test_one_layer_relu_models_never_look_at_bos() -> None:
     assert all(read_task(model, TriggerTask()).highest_off.max() == 0 for model in load_record("relu-1x1").models())
 
 
-def test_deeper_relu_models_leak_to_bos_in_a_few_rows_of_later_layers_only() -> None:
-    # Later layers stop training with off-trigger scores near -0.01 +- 0.004, so that a tail of rows crosses zero.
-    for model in load_record("relu-2x2").models():
+@pytest.mark.parametrize("name", ["relu-2x2", "relu-4x4"])
+def test_deeper_relu_models_leak_to_bos_in_some_rows_but_never_sink(name: str) -> None:
+    # Training stops with off-trigger scores just below zero, so that a tail of rows crosses it.
+    for model in load_record(name).models():
         reading = read_task(model, TriggerTask())
-        assert reading.highest_off[0].max() == 0
-        assert reading.highest_off[1].max() < 5e-3
-        assert reading.off.max() < 1e-5
+        assert 0 < reading.highest_off.max() < 0.02
+        assert reading.off.max() < 3e-3
+        assert reading.parked("off the trigger") == 0
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinklens.errors import InputError
-from sinklens.normalizers import Entmax15, Normalizer, Sigmoid, Softmax, SoftmaxPlusOne, Softpick, Sparsemax
+from sinklens.normalizers import (
+    DropSink,
+    Entmax15,
+    Normalizer,
+    RenormalizeWithoutSink,
+    Sigmoid,
+    Softmax,
+    SoftmaxPlusOne,
+    Softpick,
+    Sparsemax,
+)
 from sinklens.toy.kernels import ByCount, ByNothing, BySum, Exp, Factored, Logistic, Rectified, RectifiedExp
 from sinklens.toy.measuring import Parking, SeedInterval, read_task
 from sinklens.toy.task import TriggerTask
@@ -62,12 +72,15 @@ class Cell:
         return "".join(letter if letter.isalnum() else "-" for letter in self.name)
 
 
+_EXP_BY_COUNT = Factored(Exp(), ByCount())
+_LOGISTIC_BY_SUM, _LOGISTIC_BY_COUNT = Factored(Logistic(), BySum()), Factored(Logistic(), ByCount())
+
 CELLS: tuple[Cell, ...] = (
     Cell("softmax", "exp", "sum", False, True, Softmax()),
-    Cell("exp / count", "exp", "count", False, False, Factored(Exp(), ByCount())),
+    Cell("exp / count", "exp", "count", False, False, _EXP_BY_COUNT),
     Cell("exp", "exp", "none", False, False, Factored(Exp(), ByNothing())),
-    Cell("sigmoid / sum", "sigmoid", "sum", False, True, Factored(Logistic(), BySum())),
-    Cell("sigmoid / count", "sigmoid", "count", False, False, Factored(Logistic(), ByCount())),
+    Cell("sigmoid / sum", "sigmoid", "sum", False, True, _LOGISTIC_BY_SUM),
+    Cell("sigmoid / count", "sigmoid", "count", False, False, _LOGISTIC_BY_COUNT),
     Cell("sigmoid", "sigmoid", "none", False, False, Factored(Logistic(), ByNothing())),
     Cell("relu / sum", "relu", "sum, 0/0 = 0", True, False, Factored(Rectified(), BySum())),
     Cell("relu / count", "relu", "count", True, False, Factored(Rectified(), ByCount())),
@@ -82,8 +95,13 @@ CELLS: tuple[Cell, ...] = (
     Cell("softmax, gated output", "exp", "sum", False, True, Softmax(), gated=True),
     Cell("sparsemax", "projection", "sum", True, True, Sparsemax()),
     Cell("entmax 1.5", "projection", "sum", True, True, Entmax15()),
+    Cell("softmax, BOS hidden", "exp", "sum", False, True, RenormalizeWithoutSink()),
+    Cell("sigmoid / sum, BOS hidden", "sigmoid", "sum", False, True, RenormalizeWithoutSink(_LOGISTIC_BY_SUM)),
+    Cell("exp / count, BOS hidden", "exp", "count", False, False, DropSink(_EXP_BY_COUNT)),
+    Cell("sigmoid / count, BOS hidden", "sigmoid", "count", False, False, DropSink(_LOGISTIC_BY_COUNT)),
 )
-"""Kernel x normalization (the first twelve), then published variants and two sparse maps that always sum to one."""
+"""Kernel x normalization (the first twelve), then published variants, two sparse maps that always sum to one, and four
+cells without a BOS to look at: they tell a weight on BOS that is needed from one that is merely free."""
 
 
 def cell_named(name: str) -> Cell:
@@ -141,15 +159,16 @@ class FactorialResult:
         facts = {cell.name: cell for cell in CELLS}
         lines = [
             "| weights | kernel | divided by | hard zeros | always sums to one | solved | steps | heads sinking off "
-            "the trigger | parked at the trigger | BOS weight off | share of the row | row sum off | BOS weight at |",
-            "|---" * 13 + "|",
+            "the trigger | parked at the trigger | BOS weight off | share of the row | row sum off | BOS weight at | "
+            "largest error |",
+            "|---" * 14 + "|",
         ]
         for row in self.rows:
             cell = facts[row.cell]
             words = [cell.name, cell.kernel, cell.normalization, _yes(cell.hard_zeros), _yes(cell.always_one),
                      f"{row.solved}/{row.seeds}", format(row.steps, ".0f"), f"{row.sink_rate.mean:.0%}",
                      f"{row.moved_rate.mean:.0%}", format(row.off, ".3f"), format(row.off_share, ".3f"),
-                     format(row.off_total, ".3f"), format(row.at, ".3f")]  # fmt: skip
+                     format(row.off_total, ".3f"), format(row.at, ".3f"), format(row.error, ".3f")]  # fmt: skip
             lines.append("| " + " | ".join(words) + " |")
         return "\n".join(lines) + "\n"
 
