@@ -26,7 +26,10 @@ reading one average content token would write. (Measured against its own RMS, a 
 
 
 class SinkScan(HeadTable):
-    """What a scan found: one row a head; ``frames["sequences"]`` holds the sink mass of every sequence."""
+    """What a scan found: one row a head; ``frames["sequences"]`` holds the sink mass of every sequence.
+
+    ``frames["passages"]`` has one row a token of the first sequences and one column a head: its weight on the sink.
+    """
 
     kind: ClassVar[str] = "scan"
     units: ClassVar[Mapping[str, str]] = {
@@ -179,13 +182,27 @@ def summarize(
         "sequence": np.tile(np.flatnonzero(used), heads),
         "sink_mass": per_sequence.ravel(),
     })  # fmt: skip
-    return SinkScan(frame, settings, made_from, {"sequences": long})
+    return SinkScan(frame, settings, made_from, {"sequences": long, "passages": _passages(activity, counted)})
 
 
 def is_dormant(activity: Activity) -> np.ndarray:
     """Which tokens are dormant, bool ``[layer_head, sequence, query]``: mass >= .9 and output <= .25 of a value's."""
     reference = activity.per_sequence["value_norm"][:, :, None]
     return (activity.mass >= DORMANT_MASS) & (activity.norm <= DORMANT_RATIO * reference)
+
+
+def _passages(activity: Activity, counted: np.ndarray, many: int = 2, tokens: int = 96) -> pd.DataFrame:
+    """The start of the first sequences, token by token, with every head's weight on the sink, to look at."""
+    prompts = activity.prompts
+    places = [(s, p) for s in range(min(many, len(prompts))) for p in np.flatnonzero(prompts.mask[s])[:tokens]]
+    sequences, positions = (np.array(part, dtype=int) for part in zip(*places, strict=True))
+    frame = pd.DataFrame({
+        "passage": [prompts.names[s] for s in sequences],
+        "token": [prompts.token(s, p) for s, p in places],
+        "counted": counted[sequences, positions],
+    })  # fmt: skip
+    mass = pd.DataFrame(activity.mass[:, sequences, positions].T.round(3), columns=[str(h) for h in activity.heads])
+    return pd.concat([frame, mass], axis=1)
 
 
 def _sequence_mean(values: np.ndarray, counted: np.ndarray) -> np.ndarray:

@@ -278,7 +278,9 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert again.frames["sequences"].equals(found.frames["sequences"])
     assert dict(again.settings) == dict(found.settings)
     assert again.plot().to_json() == found.plot().to_json()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["scan.json", "scan.parquet", "scan.sequences.parquet"]
+    written = ["scan.json", "scan.parquet", "scan.passages.parquet", "scan.sequences.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == written
+    assert again.frames["passages"].equals(found.frames["passages"])
     with pytest.raises(sl.InputError, match="no scan result here"):
         sl.SinkScan.load(tmp_path / "nothing")
 
