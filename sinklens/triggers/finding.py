@@ -224,11 +224,7 @@ def confirm(study: Study, cases: Sequence[Case]) -> pd.DataFrame:
     union = np.stack([case.union for case in cases])[:, conf] & counted
     state, score = study.state(rows, signs, conf), study.states.score[rows][:, conf] * signs[:, None, None]
     bins = strata(counted)
-    # Holm needs p-values down to q / sets.
-    draws = max(protocol.draws, int(2 * len(cases) / protocol.q))
-    null = ShiftNull(residualize(score, counted, bins), counted, draws=draws, min_shift=protocol.min_shift,
-                     rng=study.rng(2))  # fmt: skip
-    p = holm(one_sided(null, union, np.ones(len(cases))))
+    p = holm(_shift_test(study, score, union, bins))
     counts = Coverage.of(state, union, counted, bins).counts
     numbers = coverage_numbers(counts.sum(0))
     difference, low, high = cluster_interval(counts, lambda t: coverage_numbers(t)["risk_difference"],
@@ -251,6 +247,19 @@ def confirm(study: Study, cases: Sequence[Case]) -> pd.DataFrame:
         sleeps_by=np.where(study.states.silent[rows], "silence", "sink"),
         confirmed=(p <= protocol.q) & (low > protocol.effect),
     )  # fmt: skip
+
+
+def _shift_test(study: Study, score: np.ndarray, union: np.ndarray, bins: np.ndarray, block: int = 128) -> np.ndarray:
+    """p-values of all sets on CONF, some heads at a time, with enough draws for Holm to reach its level."""
+    protocol, counted = study.protocol, study.states.counted[study.conf]
+    draws = max(protocol.draws, int(4 * len(score) / protocol.q))
+    parts = []
+    for start in range(0, len(score), block):
+        part = slice(start, start + block)
+        null = ShiftNull(residualize(score[part], counted, bins), counted, draws=draws, min_shift=protocol.min_shift,
+                         rng=study.rng(2))  # fmt: skip
+        parts.append(one_sided(null, union[part], np.ones(len(union[part]))))
+    return np.concatenate(parts)
 
 
 def holm(p: np.ndarray) -> np.ndarray:
