@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sinklens.report.commands import report
+
 if TYPE_CHECKING:
     from sinklens.causal import Contrast
     from sinklens.prompts import PromptSet
@@ -110,6 +112,9 @@ def demo(out: Out = Path("runs/demo"), quiet: Quiet = False) -> None:
     # The loudest sink, and three heads that sleep on it until " and", the end of a sentence, or a digit comes.
     prompts = PromptSet.builtin(tokenizer, length=128, limit=16)
     _contrast(network, prompts, "L18H8,L20H8,L15H0,L25H8", True, out, 0, quiet)
+
+
+app.command()(report)
 
 
 def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: Path, seed: int, quiet: bool) -> None:
