@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 MAP_SCALE = "Cividis"
 """Readable with every common colour-vision deficiency, and in grey."""
+
+
+def picture(figure: go.Figure) -> Any:
+    """The figure as a small static picture for a notebook; the interactive figure where there is no renderer."""
+    from sinklens.toy.figures import picture as draw
+
+    return draw(figure)
 
 
 def head_map(table: HeadTable, column: str, *, title: str | None = None) -> go.Figure:
