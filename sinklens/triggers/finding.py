@@ -201,15 +201,14 @@ def discover(study: Study, rows: np.ndarray, signs: np.ndarray, named: Sequence[
     cases, evidence = [], []
     unions = union_of(sets.members, every, counted)
     for number, members in enumerate(sets.members):
-        if members:
-            row = int(rows[number])
-            case = Case(study.states.heads[row], row, int(signs[number]), tuple(named[m] for m in members),
-                        unions[number])  # fmt: skip
-            cases.append(case)
-            numbers = (result.z[case_head[number], m] for m in members), (result.p_max[case_head[number], m]
-                                                                          for m in members)  # fmt: skip
-            evidence += [{**case.key, "feature": named[m].name, "z": z, "p_max": p}
-                         for m, z, p in zip(members, *numbers, strict=True)]  # fmt: skip
+        if not members:
+            continue
+        row, head = int(rows[number]), case_head[number]
+        case = Case(study.states.heads[row], row, int(signs[number]), tuple(named[m] for m in members),
+                    unions[number])  # fmt: skip
+        cases.append(case)
+        evidence += [{**case.key, "feature": named[m].name, "z": result.z[head, m], "p_max": result.p_max[head, m]}
+                     for m in members]  # fmt: skip
     return cases, pd.DataFrame(evidence)
 
 
