@@ -317,6 +317,9 @@ class PromptSet:
             mask = self.mask[rows]
             yield rows, self.tokens[rows], None if bool(mask.all()) else mask.long()
 
+    def __repr__(self) -> str:
+        return f"PromptSet({len(self)} sequences of up to {self.length} tokens, {self.source}, {self.bos} BOS)"
+
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><th>{key}</th><td>{html.escape(repr(value))}</td></tr>" for key, value in self.facts().items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import platform
@@ -97,9 +98,16 @@ class HeadTable:
         """One sentence that says what the table shows."""
         return f"{len(self.heads)} heads"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reading()})"
+
     def _repr_html_(self) -> str:
-        shown = self.frame.head(12).rename(columns={c: f"{c} [{u}]" for c, u in self.units.items() if c in self.frame})
-        return f"<p>{self.reading()}</p>{shown.to_html(index=False, float_format=lambda value: f'{value:.3f}')}"
+        titled = {name: f"{name} [{unit}]" for name, unit in self.units.items() if name in self.frame}
+        shown = self.frame.head(12).rename(columns=titled)
+        rest = len(self.frame) - len(shown)
+        more = f"<p>... and {rest} more rows: <code>.frame</code> holds them all, <code>.plot()</code> draws them.</p>"
+        table = shown.to_html(index=False, float_format=lambda value: f"{value:.3f}")
+        return f"<p>{html.escape(self.reading())}</p>{table}{more if rest else ''}"
 
 
 @contextmanager
