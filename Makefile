@@ -4,11 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MODEL  := $(VENV)/.model
+DOCS   := $(VENV)/.docs
 
-.PHONY: help install model demo test check bench validate clean
+.PHONY: help install model demo test check docs notebooks bench validate clean
 help:
 	@echo "make demo      scan and contrast a real language model; results in runs/demo"
 	@echo "make test      the test suite          make check   format, lint, types"
+	@echo "make docs      the documentation, strictly   make notebooks  run them in place"
 	@echo "make bench     speed and memory        make validate   the long statistical suites"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -37,6 +39,16 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(MODEL)
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
 
 bench: $(MODEL)
 	$(BIN)/python benchmarks/scan_cost.py --out docs/benchmarks
