@@ -90,13 +90,15 @@ def language() -> Iterator[dict[str, Any]]:
             logits, cache = model.run_with_cache(batch.inputs)
         pattern = cache["blocks.0.attn.hook_pattern"][:, 0]
         before = pattern.diagonal(-1, dim1=1, dim2=2)[:, 1:]
+        tokens, bos = batch.inputs[:, 2:], pattern[:, 2:, 0]
+        awake = [word for token, word in enumerate(task.words()) if float(bos[tokens == token].mean()) < 0.5]
         yield {
             "seed": seed, "steps": int(steps),
             "loss above the chain's entropy, nats": f"{float(task.score(logits, batch, residual=True)[1]):.3f}",
             "BOS weight off": f"{float(pattern[:, 2:, 0][~at].mean()):.3f}",
             "BOS weight at": f"{float(pattern[:, 2:, 0][at].mean()):.1g}",
             "token before, off": f"{float(before[~at].mean()):.3f}",
-            "token before, at": f"{float(before[at].mean()):.3f}",
+            "token before, at": f"{float(before[at].mean()):.3f}", "tokens below .5 on BOS": ", ".join(awake),
         }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from sinklens.normalizers import (
     Softpick,
     Sparsemax,
 )
-from sinklens.toy.kernels import ByCount, ByNothing, BySum, Exp, Factored, Logistic, Rectified, RectifiedExp
+from sinklens.toy.kernels import ByCount, ByNothing, BySum, Exp, Factored, Hidden, Logistic, Rectified, RectifiedExp
 from sinklens.toy.measuring import Parking, SeedInterval, read_task
 from sinklens.toy.task import TriggerTask
 from sinklens.toy.training import TrainRecord, TrainSettings, train
@@ -48,6 +48,7 @@ class Cell:
         normalizer: The map itself.
         gated: Whether head outputs are gated.
         learned_sink: Whether heads have a trained exit logit.
+        hidden: Whether BOS is out of sight.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Cell:
     normalizer: Normalizer
     gated: bool = False
     learned_sink: bool = False
+    hidden: bool = False
 
     @property
     def group(self) -> str:
@@ -88,19 +90,28 @@ CELLS: tuple[Cell, ...] = (
     Cell("relu(exp-1) / sum", "relu(exp-1)", "sum, 0/0 = 0", True, False, Factored(RectifiedExp(), BySum())),
     Cell("relu(exp-1) / count", "relu(exp-1)", "count", True, False, Factored(RectifiedExp(), ByCount())),
     Cell("relu(exp-1)", "relu(exp-1)", "none", True, False, Factored(RectifiedExp(), ByNothing())),
-    Cell("softpick", "relu(exp-1)", "sum |exp-1|", True, False, Softpick()),
+    Cell("softpick", "relu(exp-1)", "sum abs(exp-1)", True, False, Softpick()),
     Cell("sigmoid, bias -log n", "sigmoid", "bias", False, False, Sigmoid()),
     Cell("softmax plus one", "exp", "1 + sum", False, False, SoftmaxPlusOne()),
     Cell("softmax, learned sink", "exp", "e^b + sum", False, False, Softmax(), learned_sink=True),
     Cell("softmax, gated output", "exp", "sum", False, True, Softmax(), gated=True),
     Cell("sparsemax", "projection", "sum", True, True, Sparsemax()),
     Cell("entmax 1.5", "projection", "sum", True, True, Entmax15()),
-    Cell("softmax, BOS hidden", "exp", "sum", False, True, RenormalizeWithoutSink()),
-    Cell("sigmoid / sum, BOS hidden", "sigmoid", "sum", False, True, RenormalizeWithoutSink(_LOGISTIC_BY_SUM)),
-    Cell("exp / count, BOS hidden", "exp", "count", False, False, DropSink(_EXP_BY_COUNT)),
-    Cell("sigmoid / count, BOS hidden", "sigmoid", "count", False, False, DropSink(_LOGISTIC_BY_COUNT)),
+    Cell("softmax, BOS hidden", "exp", "sum", False, True, RenormalizeWithoutSink(), hidden=True),
+    Cell(
+        "sigmoid / sum, BOS hidden",
+        "sigmoid",
+        "sum",
+        False,
+        True,
+        RenormalizeWithoutSink(_LOGISTIC_BY_SUM),
+        hidden=True,
+    ),
+    Cell("exp / count, BOS hidden", "exp", "count", False, False, DropSink(_EXP_BY_COUNT), hidden=True),
+    Cell("sigmoid / count, BOS hidden", "sigmoid", "count", False, False, DropSink(_LOGISTIC_BY_COUNT), hidden=True),
+    Cell("softmax plus one, BOS hidden", "exp", "1 + sum", False, False, Hidden(SoftmaxPlusOne()), hidden=True),
 )
-"""Kernel x normalization (the first twelve), then published variants, two sparse maps that always sum to one, and four
+"""Kernel x normalization (the first twelve), then published variants, two sparse maps that always sum to one, and five
 cells without a BOS to look at: they tell a weight on BOS that is needed from one that is merely free."""
 
 
@@ -146,6 +157,11 @@ class CellResult:
     at: SeedInterval
     error: SeedInterval
 
+    @property
+    def label(self) -> str:
+        """Its name, with the count of solved seeds where it is not all of them."""
+        return self.cell if self.solved == self.seeds else f"{self.cell} ({self.solved}/{self.seeds})"
+
 
 @dataclass(frozen=True)
 class FactorialResult:
@@ -178,13 +194,14 @@ class FactorialResult:
 
         facts = {cell.name: cell for cell in CELLS}
         cells = [
-            Bar(row.cell, facts[row.cell].group, row.off.mean, row.off.low, row.off.high, row.solved == row.seeds)
+            Bar(row.label, facts[row.cell].group, row.off.mean, row.off.low, row.off.high, row.solved == row.seeds)
             for row in self.rows
+            if not facts[row.cell].hidden
         ]
         caption = (
             f"Bars: mean over {self.settings['seeds']} seeds with 95 % interval, {self.settings['size']} models. "
-            "Pale: not every seed solved the task.<br>BOS has value 0 in a trained model, so weight on it is free "
-            "where rows need not sum to one."
+            "Pale, with a count: not every seed solved the task.<br>BOS has value 0 in a trained model, so weight "
+            "on it is free where rows need not sum to one."
         )
         return bars(
             cells, title="Weight on BOS off the trigger", axis="weight on BOS, mean over rows and heads",
@@ -261,7 +278,7 @@ def summarize(name: str, record: TrainRecord, task: TriggerTask) -> CellResult:
         return over([reading.parked(where) for reading in readings], 1.0)
 
     # Rounding may push a share of a row past 1 in the last digit.
-    most = 1.0 + 1e-6 if cell_named(name).always_one else math.inf
+    most = 1.0 + 1e-6 if cell_named(name).group != "anything" else math.inf
 
     return CellResult(
         name, len(readings), int(record.solved.sum()), over(record.steps[record.solved]), parked("off the trigger"),

@@ -106,3 +106,17 @@ class Factored(Normalizer):
         # Hidden scores are set to 0 first: an exp of one could overflow, and inf * 0 is NaN in the gradient.
         raised = self.kernel(scores.float().masked_fill(~visible, 0.0)).masked_fill(~visible, 0.0)
         return raised / self.divisor(raised, visible)
+
+
+@dataclass(frozen=True)
+class Hidden(Normalizer):
+    """The inner map with the sink keys out of sight: ``weights(scores, visible and not sink)``.
+
+    Attributes:
+        inner: The map.
+    """
+
+    inner: Normalizer
+
+    def weights(self, scores: Scores, visible: Mask, sink_keys: Mask) -> Scores:
+        return self.inner.weights(scores, visible & ~sink_keys, sink_keys)
