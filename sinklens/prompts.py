@@ -321,8 +321,11 @@ class PromptSet:
         return f"PromptSet({len(self)} sequences of up to {self.length} tokens, {self.source}, {self.bos} BOS)"
 
     def _repr_html_(self) -> str:
+        facts = self.facts()
+        facts["first_token"] = repr(facts["first_token"])  # it may be blank, or a line break
         rows = "".join(
-            f"<tr><th>{key}</th><td>{html.escape(repr(value))}</td></tr>" for key, value in self.facts().items()
+            f"<tr><th>{key.replace('_', ' ')}</th><td>{html.escape(str(value))}</td></tr>"
+            for key, value in facts.items()
         )
         return f"<table><caption>PromptSet</caption>{rows}</table>"
 

@@ -90,6 +90,12 @@ class SinkScan(HeadTable):
             f"the sink is most often located at position {where[0]}, {where[1]!r}."
         )
 
+    def preview(self) -> pd.DataFrame:
+        """The strongest sinks first, with the columns that matter most."""
+        columns = ["layer", "head", "kv_head", "sink_mass", "boost", "sink_position", "sink_token", "dormant_fraction",
+                   "value_ratio"]  # fmt: skip
+        return self.frame.sort_values("sink_mass", ascending=False)[columns]
+
     def plot(self, column: str = "sink_mass") -> Figure:
         """The layer-by-head map of a column; see :func:`sinklens.plots.head_map`."""
         from sinklens.plots import head_map

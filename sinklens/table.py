@@ -101,13 +101,32 @@ class HeadTable:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.reading()})"
 
+    def preview(self) -> pd.DataFrame:
+        """What a notebook shows of the table."""
+        return self.frame
+
     def _repr_html_(self) -> str:
-        titled = {name: f"{name} [{unit}]" for name, unit in self.units.items() if name in self.frame}
-        shown = self.frame.head(12).rename(columns=titled)
-        rest = len(self.frame) - len(shown)
-        more = f"<p>... and {rest} more rows: <code>.frame</code> holds them all, <code>.plot()</code> draws them.</p>"
-        table = shown.to_html(index=False, float_format=lambda value: f"{value:.3f}")
-        return f"<p>{html.escape(self.reading())}</p>{table}{more if rest else ''}"
+        shown = self.preview()
+        heads = "".join(
+            f"<th>{html.escape(str(name))}<br><small>{html.escape(self.units.get(str(name), ''))}</small></th>"
+            for name in shown
+        )
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(_cell(value))}</td>' for value in row)}</tr>"
+            for row in shown.head(_PREVIEWED).itertuples(index=False)
+        )
+        rest = len(self.frame) - min(len(shown), _PREVIEWED)
+        more = (
+            f"<p>{rest} more rows: <code>.frame</code> holds all, <code>.plot()</code> draws them.</p>" if rest else ""
+        )
+        return f"<p>{html.escape(self.reading())}</p><table><tr>{heads}</tr>{rows}</table>{more}"
+
+
+_PREVIEWED = 12
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 @contextmanager
