@@ -6,7 +6,7 @@ Text takes the page's own colour and the background is a see-through orange, so 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class Page:
     """
 
     title: str
-    body: str
+    body: str = field(repr=False)
 
     def _repr_html_(self) -> str:
         return f'{STYLE}<div class="sinklens">{self.body}</div>'
