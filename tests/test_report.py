@@ -188,3 +188,11 @@ def test_the_layout_holds_for_eighty_layers_of_sixty_four_heads(tmp_path: Path) 
     assert seen["squares"] == 5120
     assert seen["one"] == ["L1H2"]
     assert seen["count"] == "2534 of 5120 heads, first 60 shown"
+
+
+def test_no_label_of_a_chart_is_clipped() -> None:
+    """The longest name of an intervention fits left of the axis, at 6.2 pixels a letter."""
+    from sinklens.causal import FULL
+    from sinklens.report.charts import LEFT
+
+    assert max(len(f"{i.words} {i.id}") for i in FULL) * 6.2 < LEFT - 12

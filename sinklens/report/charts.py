@@ -9,7 +9,7 @@ from html import escape
 import pandas as pd
 
 LEAST, MOST = 1e-5, 10.0
-LEFT, WIDE, ROW, TOP = 270, 400, 24, 26
+LEFT, WIDE, ROW, TOP = 345, 420, 24, 26
 """Pixels: where the axis begins, its length, the height of an intervention, and where the first one begins."""
 
 _MARKS = {"dormant": "circle", "active": "rect"}
