@@ -267,6 +267,16 @@ def test_deeper_relu_models_leak_to_bos_in_some_rows_but_never_sink(name: str) -
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+def test_the_4x4_softmax_models_have_sinks_of_both_signs(seed: int) -> None:
+    reading = read_task(load("softmax-4x4", seed), TriggerTask())
+    words = reading.parking()
+    assert (words == "off the trigger").sum() == 8
+    assert (words == "at the trigger").sum() >= 2
+    assert (words == "nowhere").sum() >= 5
+    assert reading.at.max() > 0.9
+
+
+@pytest.mark.parametrize("seed", [0, 1])
 def test_backcopy_sleeps_on_bos_and_wakes_on_its_triggers(seed: int) -> None:
     model, task = load("backcopy", seed), BigramBackcopy()
     batch = task.sample(200, seeded(5))
