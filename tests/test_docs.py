@@ -35,10 +35,12 @@ def pages_with(pattern: str) -> list[Path]:
 
 
 def blocks(page: Path, language: str) -> Iterator[tuple[int, str]]:
-    """Line number and text of each fenced block in a language."""
+    """Line number and text of each fenced block in a language, but for those marked ``<!-- not run: reason -->``."""
     text = page.read_text(encoding="utf-8")
-    for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield text.count("\n", 0, match.start(1)) + 1, match[1]
+    for match in re.finditer(rf"(<!-- not run: \w.* -->\n)?^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if match[1] and language == "python":
+            continue
+        yield text.count("\n", 0, match.start(2)) + 1, match[2]
 
 
 def demo_shaped() -> tuple[Any, Any]:
