@@ -196,3 +196,23 @@ def test_no_label_of_a_chart_is_clipped() -> None:
     from sinklens.report.charts import LEFT
 
     assert max(len(f"{i.words} {i.id}") for i in FULL) * 6.2 < LEFT - 12
+
+
+def test_a_result_shows_itself_in_a_notebook() -> None:
+    scan = scan_of(80, 64, token="<b>")
+    shown = scan._repr_html_()
+    rows = re.findall(r"<tr><td>(\d+)</td><td>(\d+)</td>", shown)
+    assert [sl.Head(int(layer), int(head)) for layer, head in rows] == list(scan.top(12))
+    assert "mean weight on the sink, 0..1" in shown
+    assert "5108 more rows" in shown
+    assert "<b>" not in shown
+    assert "3568 of 5120 heads" in repr(scan)
+
+
+def test_the_map_of_a_large_model_keeps_its_ticks_apart() -> None:
+    figure = scan_of(80, 64).plot()
+    layout = figure.layout
+    across = (layout.width - layout.margin.l - layout.margin.r - 90) / 64 * layout.xaxis.dtick
+    down = (layout.height - layout.margin.t - layout.margin.b) / 80 * layout.yaxis.dtick
+    assert across > 24
+    assert down > 14
