@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -72,6 +72,40 @@ def _hover(row: object, column: str) -> str:
     if {"low", "high"} <= cells.keys():
         lines.append(f"95 % interval {cells['low']:.3f} to {cells['high']:.3f}")
     return "<br>".join(lines)
+
+
+def attention_map(pattern: Any, words: Sequence[str], *, hide: int = 1, title: str = "") -> go.Figure:
+    """One head's attention on one text, queries downwards; the first ``hide`` keys are left out.
+
+    The sink's column hides everything else: with ``hide=0`` most maps are one bright line at the left.
+
+    Args:
+        pattern: Weights ``[query, key]``, as of :func:`sinklens.attention_patterns`.
+        words: The text of each position.
+        hide: How many of the first keys are left out.
+        title: What it shows.
+    """
+    shown = [str(word).replace("\n", "⏎") for word in words]
+    places = list(range(len(shown)))
+    figure = go.Figure(
+        go.Heatmap(
+            z=[list(map(float, row[hide:])) for row in pattern], x=places[hide:], y=places, zmin=0,
+            colorscale=MAP_SCALE,
+            text=[[f"{query!r} looks at {key!r}" for key in shown[hide:]] for query in shown],
+            hovertemplate="%{text}: %{z:.3f}<extra></extra>",
+            colorbar={"title": {"text": "weight", "side": "right"}, "thickness": 14},
+        )
+    )  # fmt: skip
+    side = min(1100, 220 + 14 * len(shown))
+    figure.update_layout(title={"text": title, "font": {"size": 14}}, template="plotly_white", width=side,
+                         height=side - 40, margin={"l": 90, "r": 30, "t": 60, "b": 90})  # fmt: skip
+    step = _step(len(shown)) if len(shown) > 60 else 1
+    for axis, name in ((figure.layout.xaxis, "key"), (figure.layout.yaxis, "query")):
+        axis.update(title=name, tickvals=places[::step], ticktext=shown[::step], showgrid=False, zeroline=False,
+                    tickfont={"size": 10})  # fmt: skip
+    figure.update_xaxes(tickangle=-60)
+    figure.update_yaxes(autorange="reversed")
+    return figure
 
 
 def contrast_bars(result: HeadTable, metric: str = "kl") -> go.Figure:
