@@ -9,7 +9,7 @@ import torch
 
 import sinklens as sl
 from sinklens.errors import InputError
-from sinklens.normalizers import Normalizer
+from sinklens.normalizers import HideSink, Normalizer, SumToOne
 
 D = 8
 ALL: list[Normalizer] = [
@@ -17,7 +17,7 @@ ALL: list[Normalizer] = [
     sl.ReLU(power=2), sl.SoftmaxPlusOne(), sl.LearnedSink(0.3), sl.Softpick(), sl.Sigmoid(), sl.Sigmoid(-1.0),
     sl.Sparsemax(), sl.Entmax15(), sl.DropSink(), sl.DropSink(sl.ReLU(gauge="sink")), sl.RenormalizeWithoutSink(),
     sl.RenormalizeWithoutSink(sl.ReLU(gauge="sink")), sl.MeanSink(torch.ones(D)), sl.DropHeaviest(),
-    sl.DropHeaviest(renormalize=True), sl.Constant(), sl.Constant(torch.ones(D)), sl.Mix(sl.RenormalizeWithoutSink(), 0.3),
+    sl.DropHeaviest(renormalize=True), HideSink(sl.LearnedSink(0.3)), SumToOne(sl.ReLU(gain=0.5)), sl.Constant(), sl.Constant(torch.ones(D)), sl.Mix(sl.RenormalizeWithoutSink(), 0.3),
 ]  # fmt: skip
 SUM_TO_ONE = (sl.Softmax, sl.Sparsemax, sl.Entmax15)
 
@@ -49,6 +49,8 @@ BY_HAND: list[tuple[Normalizer, list[float]]] = [
     (sl.DropHeaviest(), [E2 / (E2 + E1 + EM), 0, EM / (E2 + E1 + EM), 0]),
     (sl.DropHeaviest(True), [E2 / (E2 + EM), 0, EM / (E2 + EM), 0]),
     (sl.Constant(), [0, 0, 0, 0]),
+    (HideSink(sl.LearnedSink(0.0)), [0, E1 / (1 + E1 + EM), EM / (1 + E1 + EM), 0]),
+    (SumToOne(sl.ReLU()), [2 / 3, 1 / 3, 0, 0]),
     (sl.RenormalizeWithoutSink(sl.ReLU()), [0, 1, 0, 0]),
 ]
 

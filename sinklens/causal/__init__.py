@@ -1,7 +1,25 @@
-"""The normalization test on real heads: interventions, controls, calibration, inference."""
+"""The normalization test on real heads: interventions, controls, calibration, inference, verdict."""
 
-from sinklens.causal.calibration import head_means
+from sinklens.causal.calibration import HeadCalibration, ReLUFit, calibrate, fit_relu
 from sinklens.causal.contrasting import Contrast, Unit, contrast
-from sinklens.causal.interventions import CORE, HeadMeans, Intervention
+from sinklens.causal.interventions import CORE, FULL, INTERVENTIONS, SIX, Intervention, interventions
+from sinklens.causal.verdicts import MEANINGS, Verdicts, judge
 
-__all__ = ["CORE", "Contrast", "HeadMeans", "Intervention", "Unit", "contrast", "head_means"]
+__all__ = [
+    "CORE",
+    "FULL",
+    "INTERVENTIONS",
+    "MEANINGS",
+    "SIX",
+    "Contrast",
+    "HeadCalibration",
+    "Intervention",
+    "ReLUFit",
+    "Unit",
+    "Verdicts",
+    "calibrate",
+    "contrast",
+    "fit_relu",
+    "interventions",
+    "judge",
+]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from sinklens.causal.calibration import head_means
-from sinklens.causal.interventions import CORE, HeadMeans, Intervention
+from sinklens.causal.calibration import ACTIVE, DORMANT, HeadCalibration, calibrate
+from sinklens.causal.interventions import CORE, Intervention
+from sinklens.causal.interventions import interventions as look_up
+from sinklens.causal.journal import Journal
 from sinklens.causal.sweep import Effects, Variant, sweep
 from sinklens.errors import InputError, PatchNotAppliedError, UnsupportedModelError
 from sinklens.measures import gram, ratio_interval
@@ -25,9 +31,20 @@ from sinklens.vocabulary import Head, Heads, HeadsLike, SinkKeys
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-State = Literal["dormant", "active", "all"]
-DORMANT, ACTIVE = 0.9, 0.5
-"""A token is dormant at a unit if at least .9 of its weight lies on the sink, active if at most .5 does."""
+    from sinklens.causal.verdicts import Verdicts
+
+State = Literal["dormant", "active", "all", "trigger"]
+
+NEEDED = {
+    "dormant": look_up("Z,C1,C1m,C2,R1,R2,C4f,C4f2"),
+    "active": look_up("Z,C1,C1m,C4f,C4f2,Mn"),
+    "mixed": look_up("Z"),
+}
+"""What a verdict needs, done at the dormant tokens only, at the active tokens only, and at those between."""
+
+_OF_CONTROLS = look_up("C0,C1,C2,R2,Z")
+_FEWEST = 10
+"""A state with fewer tokens than this is not tested by itself."""
 
 METRICS = {
     "kl": "KL(clean || changed) of the next token, nats a token",
@@ -68,7 +85,9 @@ class Unit:
 class Contrast(HeadTable):
     """What a contrast found, in long form: one row for each unit, intervention, state of the tokens, and metric.
 
-    ``frames["totals"]`` holds the sums over tokens of every sequence, from which intervals can be made again.
+    ``frames["totals"]`` holds the sums over tokens of every sequence, from which intervals can be made again. There,
+    ``at`` tells where an intervention was done: ``everywhere``, or only at the tokens of the state (see
+    :func:`contrast`).
     """
 
     kind: ClassVar[str] = "contrast"
@@ -79,7 +98,7 @@ class Contrast(HeadTable):
         "head": "query head, from 0; -1 for a set",
         "sink_mass": "mean weight on the sink, 0..1",
         "intervention": "see settings",
-        "tokens": "dormant (s >= .9), active (s <= .5), all",
+        "tokens": "dormant (s >= .9), active (s <= .5), trigger, all",
         "share": "share of tokens in this state, 0..1",
         "count": "tokens",
         "sequences": "count",
@@ -126,6 +145,16 @@ class Contrast(HeadTable):
             )
         return " ".join(lines)
 
+    def verdicts(self) -> Verdicts:
+        """What each head says about normalization; see :mod:`sinklens.causal.verdicts`.
+
+        Raises:
+            InputError: The contrast was run without ``judge=True``.
+        """
+        from sinklens.causal.verdicts import judge
+
+        return judge(self)
+
     def plot(self, metric: str = "kl") -> Figure:
         """Effects by intervention and token state, with intervals; see :func:`sinklens.plots.contrast_bars`."""
         from sinklens.plots import contrast_bars
@@ -139,15 +168,18 @@ def contrast(
     heads: HeadsLike,
     *,
     sets: Sequence[HeadsLike] = (),
-    interventions: Sequence[Intervention] = CORE,
+    interventions: Sequence[Intervention | str] = CORE,
+    judge: bool = False,
     calibration: PromptSet | None = None,
     controls: bool = True,
+    triggers: Mapping[Head, Collection[int]] | None = None,
     sink_keys: SinkKeys | None = None,
     skip_rows: int = 8,
     batch_size: int = 2,
     resamples: int = 2000,
     seed: int = 0,
     reuse: bool = True,
+    journal: str | Path | None = None,
     progress: bool = True,
 ) -> Contrast:
     """Change chosen heads in several ways and measure what the model's predictions lose, with paired intervals.
@@ -161,19 +193,25 @@ def contrast(
         prompts: Test sequences, at least 3 for intervals.
         heads: The heads to test, each by itself.
         sets: Sets of heads changed together.
-        interventions: What to do; ``C0`` is always added and must have no effect.
-        calibration: Sequences for the means; every fourth test sequence is set aside for them by default.
+        interventions: What to do, as objects or ids; ``C0`` is always added and must have no effect.
+        judge: Also do what a verdict needs: each deciding intervention at the head's dormant tokens only, and at its
+            active tokens only. An intervention done everywhere reaches a dormant token also through earlier tokens at
+            which the head was awake, and would be blamed on the dormant one.
+        calibration: Sequences for means and fits; every fourth test sequence is set aside for them by default.
         controls: Also test the head with the least sink mass in each tested layer.
+        triggers: Token ids that wake a head; their tokens are reported apart, as state ``trigger``.
         sink_keys: Which keys count as the sink.
         skip_rows: Rows at each sequence's start that are left out.
         batch_size: Sequences of a clean pass.
         resamples: Bootstrap size.
         seed: Seed of the resampling.
         reuse: Reuse the clean run below the changed layer and share batches.
+        journal: A file that keeps every finished part, so that a run that was killed goes on where it stopped and gives
+            the same table.
         progress: Show a progress bar.
 
     Raises:
-        InputError: Calibration and test overlap, or too few sequences.
+        InputError: Calibration and test overlap, too few sequences, an unknown intervention, or another run's journal.
         UnsupportedModelError: The model gives no next-token distribution.
         PatchNotAppliedError: The unchanged variant C0 differs from the clean run.
     """
@@ -186,32 +224,77 @@ def contrast(
     groups = [Heads.of(group).check(backend.sites) for group in sets]
     if not asked and not groups:
         raise InputError("a contrast needs heads", expected="at least one head", got="none")
+    chosen = tuple({i.id: i for i in look_up(["C0", *interventions])}.values())
     calibration, test = _split(prompts, calibration)
     keys = sink_keys or SinkKeys()
     activity = record_activity(model, test, sink_keys=keys, skip_rows=skip_rows, batch_size=batch_size, outputs=False,
-                               progress=progress)  # fmt: skip
+                               locate=False, progress=progress)  # fmt: skip
     units = [Unit(Heads([head]), "sink") for head in asked] + [Unit(group, "set") for group in groups]
     units += _controls(activity, asked, skip_rows) if controls else []
+    totals = _Totals(activity, units, skip_rows, triggers or {})
     every = Heads.of([head for unit in units for head in unit.heads])
-    means = head_means(model, calibration, every, sink_keys=keys, skip_rows=skip_rows, batch_size=batch_size)
-    chosen = tuple({i.id: i for i in (CORE[0], *interventions)}.values())
-    variants = [_variant(unit, intervention, means, keys) for unit in units for intervention in chosen]
+    fit = judge or any(intervention.fitted for intervention in chosen)
+    calibrated = calibrate(model, calibration, every, fit=fit, sink_keys=keys, skip_rows=skip_rows,
+                           batch_size=batch_size)  # fmt: skip
+    variants = [variant for unit in units for variant in _variants(unit, chosen, judge, calibrated, keys, totals)]
     first_layers = {variant.first_layer for variant in variants}
     grams = {site.layer: gram(backend.output_matrix(site)) for site in backend.sites if site.layer in first_layers}
-    totals = _Totals(activity, units, skip_rows)
-    for rows, name, effects in sweep(backend, test, variants, grams, batch_size=batch_size, reuse=reuse,
-                                     progress=progress):  # fmt: skip
-        totals.add(rows, name, effects)
-    long = totals.frame()
-    _check_unchanged(long)
     settings = {
-        "metrics": METRICS,
-        "interventions": {i.id: f"{i.words}: {i.isolates}" for i in chosen}, "sink_keys": keys.describe(),
-        "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE, "resamples": resamples, "seed": seed,
-        "calibration": calibration.facts(), "caveats": list(CAVEATS),
+        "metrics": METRICS, "interventions": {i.id: f"{i.words}: {i.isolates}" for i in chosen}, "judge": judge,
+        "sink_keys": keys.describe(), "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
+        "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
+        "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
     }  # fmt: skip
-    frame = _table(long, totals.share(), resamples, seed)
-    return Contrast(frame, settings, provenance(backend.model, test.facts()), {"totals": long})
+    made_from = provenance(backend.model, test.facts())
+    with Journal.opened(journal, _identity(backend.model, variants, settings, test, batch_size, reuse)) as written:
+        parts = sweep(backend, test, variants, grams, batch_size=batch_size, reuse=reuse, progress=progress,
+                      done=lambda rows, chunk: written.has(_part(rows, chunk)))  # fmt: skip
+        for rows, outcomes in parts:
+            sums = [row for variant, effects in outcomes for row in totals.rows(rows, variant.name, effects)]
+            written.add(_part(rows, [variant for variant, _ in outcomes]), sums)
+        long = totals.frame(written.rows())
+    _check_unchanged(long)
+    frame = _table(long[long["at"] == "everywhere"], totals.share(), resamples, seed)
+    frames = {"totals": long, "shares": totals.share()}
+    if fit:
+        frames["fits"] = _fits(calibrated)
+    return Contrast(frame, settings, made_from, frames)
+
+
+def _variants(
+    unit: Unit, chosen: Sequence[Intervention], judge: bool, calibrated: Mapping[Head, HeadCalibration],
+    keys: SinkKeys, totals: _Totals,
+) -> Iterator[Variant]:  # fmt: skip
+    def variant(intervention: Intervention, at: str, where: Tensor | None) -> Variant:
+        plan = {head: intervention.normalizer(calibrated[head]) for head in unit.heads}
+        name = (unit.name, intervention.id, at)
+        return Variant(name, unit.heads, Patch.of(plan, keys), intervention.alter, where)
+
+    everywhere = chosen if unit.role != "control" or len(chosen) <= len(CORE) else _OF_CONTROLS
+    yield from (variant(intervention, "everywhere", None) for intervention in everywhere)
+    if not judge or unit.role == "control":
+        return
+    states = totals.states(unit.name, slice(None))
+    for state, needed in NEEDED.items():
+        where = torch.from_numpy(states[state])
+        if int(where.sum()) >= _FEWEST:
+            yield from (variant(intervention, state, where) for intervention in needed)
+
+
+def _part(rows: slice, chunk: Sequence[Variant]) -> str:
+    return f"{rows.start}:" + ";".join("|".join(variant.name) for variant in chunk)
+
+
+def _identity(model: Any, variants: Sequence[Variant], settings: Mapping[str, Any], test: PromptSet, batch_size: int,
+              reuse: bool) -> dict[str, Any]:  # fmt: skip
+    """What a run must share with an earlier one to go on from its journal."""
+    last = list(model.parameters())[-1].detach().flatten()[:4096].double()
+    return {
+        "prompts": test.fingerprint, "calibration": settings["calibration"]["fingerprint"], "batch_size": batch_size,
+        "reuse": reuse, "skip_rows": settings["skip_rows"], "sink_keys": settings["sink_keys"],
+        "model": [type(model).__name__, sum(p.numel() for p in model.parameters()), float(last.norm())],
+        "variants": hashlib.sha256("\n".join("|".join(v.name) for v in variants).encode()).hexdigest()[:16],
+    }  # fmt: skip
 
 
 def _split(prompts: PromptSet, calibration: PromptSet | None) -> tuple[PromptSet, PromptSet]:
@@ -244,36 +327,44 @@ def _controls(activity: Activity, asked: Heads, skip_rows: int) -> list[Unit]:
     return quiet
 
 
-def _variant(unit: Unit, intervention: Intervention, means: Mapping[Head, HeadMeans], keys: SinkKeys) -> Variant:
-    plan = {head: intervention.normalizer(means[head]) for head in unit.heads}
-    return Variant((unit.name, intervention.id), unit.heads, Patch.of(plan, keys))
-
-
 class _Totals:
     """Sums over the tokens of each state, by sequence: all that intervals need."""
 
-    def __init__(self, activity: Activity, units: Sequence[Unit], skip_rows: int) -> None:
+    def __init__(
+        self, activity: Activity, units: Sequence[Unit], skip_rows: int, triggers: Mapping[Head, Collection[int]]
+    ) -> None:
         index = {head: row for row, head in enumerate(activity.heads)}
         self.counted = activity.counted(skip_rows)
         self.units = {unit.name: unit for unit in units}
         self.mass = {u.name: activity.mass[[index[head] for head in u.heads]].mean(0) for u in units}
-        self.rows: list[dict[str, Any]] = []
+        tokens = activity.prompts.tokens.numpy()
+        self.trigger = {
+            u.name: np.isin(tokens, list(triggers[u.heads[0]]))
+            for u in units
+            if len(u.heads) == 1 and u.heads[0] in triggers
+        }
 
-    def states(self, name: str, rows: slice) -> dict[State, np.ndarray]:
+    def states(self, name: str, rows: slice) -> dict[str, np.ndarray]:
         mass, counted = self.mass[name][rows], self.counted[rows]
-        return {"dormant": counted & (mass >= DORMANT), "active": counted & (mass <= ACTIVE), "all": counted}
+        found = {"dormant": counted & (mass >= DORMANT), "active": counted & (mass <= ACTIVE), "all": counted}
+        found["mixed"] = counted & ~found["dormant"] & ~found["active"]
+        return found | ({"trigger": counted & self.trigger[name][rows]} if name in self.trigger else {})
 
-    def add(self, rows: slice, name: tuple[str, ...], effects: Effects) -> None:
+    def rows(self, rows: slice, name: tuple[str, ...], effects: Effects) -> Iterator[dict[str, Any]]:
+        """One row a state and sequence; a variant done at one state's tokens speaks of that state alone."""
+        unit, intervention, at = name
         values = {key: getattr(effects, key).double().cpu().numpy() for key in (*METRICS, "scale")}
-        for state, keep in self.states(name[0], rows).items():
+        for state, keep in self.states(unit, rows).items():
+            if at not in ("everywhere", state) or (state == "mixed" and at == "everywhere"):
+                continue
             for offset, sequence in enumerate(range(rows.start, rows.stop)):
                 sums = {key: float((value[offset] * keep[offset]).sum()) for key, value in values.items()}
-                self.rows.append({"heads": name[0], "intervention": name[1], "tokens": state, "sequence": sequence,
-                                  "count": int(keep[offset].sum()), **sums})  # fmt: skip
+                yield {"heads": unit, "intervention": intervention, "at": at, "tokens": state, "sequence": sequence,
+                       "count": int(keep[offset].sum()), **sums}  # fmt: skip
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         order = {name: place for place, name in enumerate(self.units)}
-        frame = pd.DataFrame(self.rows)
+        frame = pd.DataFrame(rows)
         return frame.sort_values("heads", key=lambda names: names.map(order), kind="stable").reset_index(drop=True)
 
     def share(self) -> pd.DataFrame:
@@ -311,3 +402,19 @@ def _table(long: pd.DataFrame, share: pd.DataFrame, resamples: int, seed: int) -
                          "metric": metric, **asdict(interval)})  # fmt: skip
     table = share.merge(pd.DataFrame(rows), on=["heads", "tokens"], how="right")
     return table[[name for name in Contrast.units if name in table]]
+
+
+def _fits(calibrated: Mapping[Head, HeadCalibration]) -> pd.DataFrame:
+    """What was fitted: one row a head and power, with the error on calibration tokens by state."""
+    return pd.DataFrame(
+        {
+            "layer": head.layer,
+            "head": head.head,
+            **asdict(fit.normalizer),
+            **{f"error_{state}": error for state, error in fit.error.items()},
+            "sink_logit": c.sink_logit,
+            "exit_logit": c.exit_logit,
+        }
+        for head, c in calibrated.items()
+        for fit in c.relu.values()
+    )

@@ -6,9 +6,10 @@ batch. ``reuse=False`` runs each variant by itself from the bottom, the oracle o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from tqdm.auto import tqdm
 from sinklens.attention import AttentionCall, AttentionResult, Inner
 from sinklens.backends import Backend
 from sinklens.backends.protocol import CleanRun
+from sinklens.causal.interventions import Alter
 from sinklens.measures import projected_norm
+from sinklens.observe import mass_on
 from sinklens.patch import Patch
 from sinklens.prompts import PromptSet
 from sinklens.verify import evaluating
@@ -35,11 +38,15 @@ class Variant:
         name: Key in the results.
         heads: The heads it changes.
         patch: How.
+        alter: What is done to the changed output afterwards.
+        where: At which tokens ``[sequence, query]``; everywhere by default.
     """
 
     name: tuple[str, ...]
     heads: Heads
     patch: Patch
+    alter: Alter | None = None
+    where: Tensor | None = None
 
     @property
     def first_layer(self) -> int:
@@ -63,6 +70,9 @@ class Effects:
     scale: Tensor
 
 
+Outcome: TypeAlias = "tuple[Variant, Effects]"
+
+
 def sweep(
     backend: Backend,
     prompts: PromptSet,
@@ -72,8 +82,9 @@ def sweep(
     batch_size: int = 2,
     reuse: bool = True,
     progress: bool = True,
-) -> Iterator[tuple[slice, tuple[str, ...], Effects]]:
-    """Run all variants on all prompts and yield each variant's effects, batch by batch.
+    done: Callable[[slice, Sequence[Variant]], bool] = lambda rows, chunk: False,
+) -> Iterator[tuple[slice, list[Outcome]]]:
+    """Run all variants on all prompts and yield the effects of those that shared a batch together.
 
     Args:
         backend: A verified backend of a causal language model.
@@ -83,19 +94,30 @@ def sweep(
         batch_size: Sequences of the clean run.
         reuse: Skip the layers below the first change and share batches.
         progress: Show a progress bar.
+        done: Says which parts an earlier run has finished; they are skipped. Parts are the same in every run.
     """
     ordered = sorted(variants, key=lambda variant: variant.first_layer)
+    vocabulary = _vocabulary(backend)
     bar = tqdm(total=len(prompts) * len(variants), desc="contrast", unit="run", disable=not progress)
     with bar, evaluating(backend.model):
         for rows, tokens, mask in prompts.batches(batch_size):
+            chunks = list(_chunks(ordered, 4 * tokens.shape[0] * tokens.shape[1] * vocabulary, reuse))
+            open_chunks = [chunk for chunk in chunks if not done(rows, chunk)]
+            bar.update(len(tokens) * (len(variants) - sum(map(len, open_chunks))))
+            if not open_chunks:
+                continue
             with torch.no_grad(), backend.recording() as run:
-                clean = backend.forward(tokens, mask).float().log_softmax(-1)
-            for chunk in _chunks(ordered, clean.numel() * 4, reuse):
-                for variant, effects in _run(
-                    backend, tokens, mask, prompts.mask[rows], clean, chunk, grams, run, reuse
-                ):
-                    yield rows, variant.name, effects
+                logs = backend.forward(tokens, mask).float().log_softmax(-1)
+                clean = (logs, logs.exp())
+            for chunk in open_chunks:
+                yield rows, _run(backend, rows, tokens, mask, prompts.mask[rows], clean, chunk, grams, run, reuse)
                 bar.update(len(chunk) * len(tokens))
+
+
+def _vocabulary(backend: Backend) -> int:
+    config = getattr(backend.model, "config", None) or getattr(backend.model, "cfg", None)
+    text = config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
+    return int(getattr(text, "vocab_size", 0) or getattr(text, "d_vocab", 0) or 1)
 
 
 def _chunks(ordered: Sequence[Variant], logit_bytes: int, reuse: bool) -> Iterator[list[Variant]]:
@@ -107,12 +129,12 @@ def _chunks(ordered: Sequence[Variant], logit_bytes: int, reuse: bool) -> Iterat
 
 @torch.no_grad()
 def _run(
-    backend: Backend, tokens: Tensor, mask: Tensor | None, real: Tensor, clean: Tensor, chunk: list[Variant],
-    grams: dict[int, Tensor], run: CleanRun, reuse: bool,
+    backend: Backend, rows: slice, tokens: Tensor, mask: Tensor | None, real: Tensor, clean: tuple[Tensor, Tensor],
+    chunk: list[Variant], grams: dict[int, Tensor], run: CleanRun, reuse: bool,
 ) -> list[tuple[Variant, Effects]]:  # fmt: skip
-    copies = len(chunk)
+    copies, (logs, probability) = len(chunk), clean
     layer = chunk[0].first_layer
-    route = _SideBySide(chunk, len(tokens), grams)
+    route = _SideBySide(chunk, rows, len(tokens), grams)
     many = tokens.repeat(copies, *(1,) * (tokens.ndim - 1))
     many_mask = None if mask is None else mask.repeat(copies, 1)
     with backend.attach(route), backend.replaying(run, layer if reuse else 0, copies):
@@ -120,9 +142,9 @@ def _run(
     results = []
     for index, variant in enumerate(chunk):
         patched = logits[index * len(tokens) : (index + 1) * len(tokens)].float().log_softmax(-1)
-        kl = (clean.exp() * (clean - patched)).sum(-1)
+        kl = (probability * (logs - patched)).sum(-1)
         error, scale = route.errors[index]
-        results.append((variant, Effects(kl, _loss_change(clean, patched, tokens, real), error, scale)))
+        results.append((variant, Effects(kl, _loss_change(logs, patched, tokens, real), error, scale)))
     return results
 
 
@@ -141,6 +163,7 @@ class _SideBySide:
     """A route for a batch that holds several variants: each part of the batch gets its own edits."""
 
     variants: list[Variant]
+    rows: slice
     size: int
     grams: dict[int, Tensor]
     errors: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -150,16 +173,32 @@ class _SideBySide:
         if not any(layer in variant.patch.edits for variant in self.variants):
             return inner(call)
         outputs = []
-        plain: Tensor | None = None
+        shared: AttentionResult | None = None
         for index, variant in enumerate(self.variants):
             part = call.for_sequences(slice(index * self.size, (index + 1) * self.size))
             output = variant.patch(part, inner).output
-            if layer == variant.first_layer:
+            first = layer == variant.first_layer
+            if first or (layer in variant.patch.edits and (variant.alter or variant.where is not None)):
                 # Inputs of the first changed layer are the same for all variants: one clean result serves them.
-                plain = inner(part).output if plain is None else plain
-                self.errors[index] = self._error(layer, variant, output, plain)
+                plain = shared if first and shared is not None else inner(part)
+                shared = plain if first else shared
+                output = self._altered(layer, variant, output, plain)
+                if first:
+                    self.errors[index] = self._error(layer, variant, output, plain.output)
             outputs.append(output)
         return AttentionResult(call, torch.cat(outputs))
+
+    def _altered(self, layer: int, variant: Variant, output: Tensor, plain: AttentionResult) -> Tensor:
+        if variant.alter is not None:
+            heads = list(variant.heads.by_layer()[layer])
+            mass = mass_on(plain, variant.patch.edits[layer][0].sink_keys).sum(-1)[:, heads]
+            index = torch.tensor(heads, device=output.device)
+            altered = variant.alter(plain.output[:, heads], output[:, heads], mass)
+            output = output.index_copy(1, index, altered.to(output.dtype))
+        if variant.where is not None:
+            there = variant.where[self.rows].to(output.device)[:, None, :, None]
+            output = torch.where(there, output, plain.output)
+        return output
 
     def _error(self, layer: int, variant: Variant, output: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:
         heads = list(variant.heads.by_layer()[layer])

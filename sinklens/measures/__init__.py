@@ -1,6 +1,6 @@
 """Pure functions from attention rows, values and outputs to numbers per head or per token."""
 
-from sinklens.measures.intervals import Interval, ratio_interval
+from sinklens.measures.intervals import Interval, paired_interval, ratio_interval
 from sinklens.measures.outputs import gram, projected_norm, value_kind
 from sinklens.measures.sinks import SinkRule, entropy, locate_sink, margin, received_mass
 
@@ -11,6 +11,7 @@ __all__ = [
     "gram",
     "locate_sink",
     "margin",
+    "paired_interval",
     "projected_norm",
     "ratio_interval",
     "received_mass",

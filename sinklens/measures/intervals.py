@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from sinklens.errors import InputError
@@ -55,13 +56,44 @@ def ratio_interval(
         return Interval(estimate, np.nan, np.nan)
     if np.ptp(total / count) == 0:
         return Interval(estimate, estimate, estimate)
-    with warnings.catch_warnings():
-        # A degenerate resample distribution gives NaN bounds, which is what is reported.
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+    return paired_interval(
+        lambda t, c, axis=-1: t.sum(axis) / c.sum(axis),
+        total,
+        count,
+        resamples=resamples,
+        confidence=confidence,
+        rng=rng,
+    )
+
+
+def paired_interval(
+    statistic: Callable[..., NDArray[np.float64]],
+    *samples: NDArray[np.float64],
+    resamples: int = 2000,
+    confidence: float = 0.95,
+    rng: np.random.Generator | None = None,
+) -> Interval:
+    """BCa interval of any statistic of several sums by sequence, resampling the sequences of all of them together.
+
+    Args:
+        statistic: ``statistic(*samples, axis)``, vectorized over the other axes.
+        *samples: One number a sequence each, ``[sequence]``, the same sequences in the same order.
+        resamples: Bootstrap size.
+        confidence: Coverage aimed at, in (0, 1).
+        rng: Source of resamples; a fixed seed by default.
+    """
+    estimate = float(statistic(*samples, axis=-1))
+    if len(samples[0]) < 3:
+        return Interval(estimate, np.nan, np.nan)
+    def bounds(method: str) -> tuple[float, float]:
         result = stats.bootstrap(
-            (total, count),
-            lambda t, c, axis: t.sum(axis) / c.sum(axis),
-            paired=True, vectorized=True, n_resamples=resamples, confidence_level=confidence, method="BCa",
-            rng=rng or np.random.default_rng(0),
+            samples, statistic, paired=len(samples) > 1, vectorized=True, n_resamples=resamples,
+            confidence_level=confidence, method=method, rng=rng or np.random.default_rng(0),
         )  # fmt: skip
-    return Interval(estimate, float(result.confidence_interval.low), float(result.confidence_interval.high))
+        return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        low, high = bounds("BCa")
+        # BCa has no answer where leaving a sequence out changes nothing; percentiles have.
+        return Interval(estimate, *(bounds("percentile") if np.isnan(low + high) else (low, high)))

@@ -1,7 +1,16 @@
 """The object under study as a value: row-wise maps from scores to weights, and edits of the sink."""
 
 from sinklens.normalizers.base import Normalizer
-from sinklens.normalizers.edits import Constant, DropHeaviest, DropSink, MeanSink, Mix, RenormalizeWithoutSink
+from sinklens.normalizers.edits import (
+    Constant,
+    DropHeaviest,
+    DropSink,
+    HideSink,
+    MeanSink,
+    Mix,
+    RenormalizeWithoutSink,
+    SumToOne,
+)
 from sinklens.normalizers.off_by_one import LearnedSink, SoftmaxPlusOne
 from sinklens.normalizers.relu import ReLU
 from sinklens.normalizers.sigmoid import Sigmoid
@@ -14,6 +23,7 @@ __all__ = [
     "DropHeaviest",
     "DropSink",
     "Entmax15",
+    "HideSink",
     "LearnedSink",
     "MeanSink",
     "Mix",
@@ -25,4 +35,5 @@ __all__ = [
     "SoftmaxPlusOne",
     "Softpick",
     "Sparsemax",
+    "SumToOne",
 ]

@@ -62,6 +62,38 @@ class RenormalizeWithoutSink(Normalizer):
         return self.inner.uses_learned_sink
 
 
+@dataclass(frozen=True)
+class HideSink(Normalizer):
+    """The inner map on a row that does not see the sink at all, so that nothing of it enters the denominator.
+
+    Attributes:
+        inner: What the remaining row runs on; it has no sink to take as its gauge.
+    """
+
+    inner: Normalizer
+
+    def weights(self, scores: Scores, visible: Mask, sink_keys: Mask) -> Scores:
+        return self.inner.weights(scores, visible & ~sink_keys, torch.zeros_like(sink_keys))
+
+
+@dataclass(frozen=True)
+class SumToOne(Normalizer):
+    """The inner weights, sink included, divided by their sum; a row of zeros stays zero.
+
+    Attributes:
+        inner: Whose weights are normalized.
+    """
+
+    inner: Normalizer
+
+    def weights(self, scores: Scores, visible: Mask, sink_keys: Mask) -> Scores:
+        return normalize_rows(self.inner.weights(scores, visible, sink_keys))
+
+    @property
+    def uses_learned_sink(self) -> bool:
+        return self.inner.uses_learned_sink
+
+
 @dataclass(frozen=True, eq=False)
 class MeanSink(Normalizer):
     """The sink replaced by its mean contribution: ``o - s v_s + mean(s v_s)``.

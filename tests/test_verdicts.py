@@ -1,0 +1,146 @@
+"""Verdicts on heads whose answer is known, and runs that are killed and go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sinklens as sl
+from sinklens.causal import INTERVENTIONS, calibrate, fit_relu, interventions
+from sinklens.causal.verdicts import MEANINGS
+from tests import tiny, verdict_plants
+
+
+@pytest.mark.parametrize("kind", verdict_plants.EXPECTED)
+def test_a_planted_head_gets_its_verdict(kind: verdict_plants.Kind) -> None:
+    found = verdict_plants.verdict(kind, seed=3).frame.iloc[0]
+    assert found.verdict in verdict_plants.EXPECTED[kind], found.reason
+
+
+def test_a_head_as_it_is_born_supports_nothing() -> None:
+    found = verdict_plants.verdict("random", seed=3)
+    assert not found.frame.verdict.str.startswith("supports").any()
+    assert set(found.frame.verdict) <= set(MEANINGS)
+
+
+def test_a_verdict_needs_its_runs() -> None:
+    found = run(tiny.causal(), interventions=["Z"])
+    with pytest.raises(sl.InputError, match="a verdict needs the interventions done state by state"):
+        found.verdicts()
+
+
+def run(model: Any, heads: Any = "L1H2", count: int = 8, **options: Any) -> sl.Contrast:
+    prompts = options.pop("on", None) or sl.PromptSet.from_tokens(tiny.tokens(count, 24))
+    return sl.contrast(model, prompts, heads, resamples=100, progress=False, **options)
+
+
+def test_every_intervention_runs() -> None:
+    found = run(tiny.causal(), interventions=list(INTERVENTIONS), controls=False)
+    assert list(found.effects("L1H2").index) == list(INTERVENTIONS)
+    assert np.isfinite(found.frame.estimate[found.frame["count"] > 0]).all()
+    # What only moves the output: the same size as C2's change, elsewhere.
+    effects = found.effects("L1H2")
+    assert effects.loc["C2n", "output_error"] > 0
+    assert effects.loc["C2n", "output_error"] != pytest.approx(effects.loc["C2", "output_error"])
+    assert len(found.frames["fits"]) == 2
+
+
+def test_doses_lead_from_nothing_to_everything() -> None:
+    doses = [INTERVENTIONS["C2"].dose(alpha) for alpha in (0.0, 0.5, 1.0)]
+    effects = run(tiny.causal(), interventions=[*doses, "C2"], controls=False).effects("L1H2").kl
+    assert effects["C2@0"] < 1e-6
+    assert effects["C2@0"] < effects["C2@0.5"] < effects["C2@1"]
+    assert effects["C2@1"] == pytest.approx(effects["C2"], rel=1e-4)
+    with pytest.raises(sl.InputError, match="a dose lies between nothing and all"):
+        INTERVENTIONS["C2"].dose(1.5)
+    with pytest.raises(sl.InputError, match="doses are mixtures of weights"):
+        INTERVENTIONS["C2n"].dose(0.5)
+
+
+def test_a_fit_finds_the_relu_that_a_head_runs_on() -> None:
+    """A head patched to a ReLU is fitted by that ReLU, without error."""
+    model, prompts = tiny.causal("GPT2"), sl.PromptSet.from_tokens(tiny.tokens(6, 40))
+    truth = sl.DropSink(sl.ReLU(scale="visible", gain=0.7, threshold=0.0, count_exponent=0.5))
+    with sl.patched(model, truth, "L1H2"):
+        # Watching a patched model: the fit sees the scores of the model and the output of the patch.
+        fit = fit_relu(model, prompts, "L1H2")[sl.Head(1, 2)]
+    assert fit.error["all"] < 0.02
+    assert fit.normalizer.count_exponent == 0.5
+    worse = fit_relu(model, prompts, "L1H2")[sl.Head(1, 2)]
+    assert worse.error["all"] > fit.error["all"]
+
+
+def test_means_are_means() -> None:
+    model, prompts = tiny.causal(), sl.PromptSet.from_tokens(tiny.tokens(3, 20))
+    found = calibrate(model, prompts, "L1H2", fit=False)[sl.Head(1, 2)]
+    pattern = sl.attention_patterns(model, prompts, "L1H2")[sl.Head(1, 2)]
+    assert found.relu == {}
+    assert torch.isfinite(found.sink).all()
+    assert float(found.sink.norm()) <= float(pattern[:, 8:, 0].max()) * 1e3
+
+
+class TestJournal:
+    def test_a_run_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
+        model = tiny.causal()
+        whole = run(model, "L0H1,L1H2", judge=True, journal=tmp_path / "whole.jsonl")
+        lines = (tmp_path / "whole.jsonl").read_text().splitlines()
+        for kept in (1, 2, len(lines) // 2, len(lines) - 1):
+            cut = tmp_path / f"cut-{kept}.jsonl"
+            cut.write_text("\n".join(lines[:kept]) + "\n" + lines[kept][: len(lines[kept]) // 2])
+            again = run(model, "L0H1,L1H2", judge=True, journal=cut)
+            assert again.frame.equals(whole.frame)
+            assert again.frames["totals"].equals(whole.frames["totals"])
+
+    def test_kill_and_go_on(self, tmp_path: Path) -> None:
+        code = (
+            "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, '.')\n"
+            "from tests.test_verdicts import run; from tests import tiny\n"
+            "found = run(tiny.causal(), 'L0H1,L1H2', 24, journal=sys.argv[1] + '/j.jsonl')\n"
+            "found.save(sys.argv[1])\n"
+        )
+        root = Path(__file__).parents[1]
+
+        def start(folder: Path) -> subprocess.Popen[bytes]:
+            folder.mkdir(exist_ok=True)
+            return subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=root)
+
+        assert start(tmp_path / "whole").wait() == 0
+        killed = start(tmp_path / "killed")
+        while not (tmp_path / "killed/j.jsonl").is_file() or (tmp_path / "killed/j.jsonl").stat().st_size < 6_000:
+            assert killed.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert not (tmp_path / "killed/contrast.parquet").exists()
+        assert start(tmp_path / "killed").wait() == 0
+        one, other = (sl.Contrast.load(tmp_path / name) for name in ("whole", "killed"))
+        assert one.frame.equals(other.frame)
+
+    def test_another_runs_journal(self, tmp_path: Path) -> None:
+        run(tiny.causal(), journal=tmp_path / "j.jsonl")
+        with pytest.raises(sl.InputError, match="the journal here belongs to another run: expected the same model"):
+            run(tiny.causal(seed=1), journal=tmp_path / "j.jsonl")
+        with pytest.raises(sl.InputError, match="variants"):
+            run(tiny.causal(), "L1H1", journal=tmp_path / "j.jsonl")
+
+
+def test_unknown_interventions() -> None:
+    with pytest.raises(sl.InputError, match=r"unknown intervention: expected C0, C1, .* got C9"):
+        run(tiny.causal(), interventions=["C9"])
+    assert [i.id for i in interventions("Z, C1")] == ["Z", "C1"]
+
+
+def test_verdicts_round_trip(tmp_path: Path) -> None:
+    found = verdict_plants.verdict("clean", seed=1)
+    found.save(tmp_path)
+    assert sl.causal.Verdicts.load(tmp_path).frame.equals(found.frame)
+    assert "1 supports fully" in found.reading()
+    assert found.plot().data
