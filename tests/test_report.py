@@ -72,6 +72,9 @@ def test_one_page_of_everything(folder: Path) -> None:
         assert words in page
     assert '<article id="L1H2">' in page
     assert '<article id="L0H1">' in page
+    data = json.loads(page.partition("id='data'>")[2].partition("</script>")[0])
+    units = {column["key"]: column["unit"] for column in data["columns"]}
+    assert units["dormant_fraction"] == sl.SinkScan.units["dormant_fraction"], "the unit of the result it came from"
     assert "&lt;b&gt;pepper" in page
     assert "<b>pepper" not in page
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page), "the page needs no network"

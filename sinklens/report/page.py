@@ -18,6 +18,7 @@ from sinklens.plots import MAP_SCALE, VERDICT_COLORS
 from sinklens.report.gathering import Runs, gather
 from sinklens.report.sections import head_sections, other_units, toy_section
 from sinklens.table import replacing, writable
+from sinklens.triggers.report import TriggerReport
 
 COLUMNS = (
     "kv_head", "sink_mass", "dormant_fraction", "verdict", "trigger", "grade", "boost", "value_ratio", "sink_position",
@@ -76,15 +77,17 @@ def render(runs: Runs) -> str:
 def table_of(runs: Runs, linked: set[str]) -> dict[str, Any]:
     """Rows and columns for the map and the table: one row a head, joined from all results."""
     joined = pd.DataFrame({"layer": [], "head": []}, dtype=int)
+    units: dict[str, str] = {}
     for result in (runs.scan, runs.verdicts, runs.triggers):
         if result is not None:
-            fresh = [name for name in COLUMNS if name in result.frame and name not in joined]
-            frame = result.frame.drop_duplicates(["layer", "head"])[["layer", "head", *fresh]]
+            whole = result.confirmed if isinstance(result, TriggerReport) else result.frame
+            fresh = [name for name in COLUMNS if name in whole and name not in joined]
+            frame = whole.drop_duplicates(["layer", "head"])[["layer", "head", *fresh]]
             joined = joined.merge(frame, on=["layer", "head"], how="outer")
+            units |= {name: UNITS.get(name) or result.units.get(name, "") for name in fresh}
     joined = joined.sort_values(["layer", "head"])[["layer", "head", *(name for name in COLUMNS if name in joined)]]
-    units = {name: unit for result in runs.results.values() for name, unit in result.units.items()}
     columns = [
-        {"key": name, "label": LABELS.get(name, name.replace("_", " ")), "unit": UNITS.get(name) or units.get(name, ""),
+        {"key": name, "label": LABELS.get(name, name.replace("_", " ")), "unit": units[name],
          "text": not pd.api.types.is_numeric_dtype(joined[name])}
         for name in joined if name not in ("layer", "head")
     ]  # fmt: skip
