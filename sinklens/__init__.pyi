@@ -2,8 +2,12 @@ from . import causal as causal
 from . import measures as measures
 from . import models as models
 from . import plots as plots
+from . import toy as toy
+from . import triggers as triggers
 from .causal import Contrast as Contrast
+from .causal import Verdicts as Verdicts
 from .causal import contrast as contrast
+from .causal import fit_relu as fit_relu
 from .errors import HeadRangeError as HeadRangeError
 from .errors import InputError as InputError
 from .errors import MemoryLimitError as MemoryLimitError
@@ -11,10 +15,12 @@ from .errors import PatchNotAppliedError as PatchNotAppliedError
 from .errors import SinklensError as SinklensError
 from .errors import UnsupportedModelError as UnsupportedModelError
 from .measures.sinks import SinkRule as SinkRule
+from .models import load as load
 from .normalizers import Constant as Constant
 from .normalizers import DropHeaviest as DropHeaviest
 from .normalizers import DropSink as DropSink
 from .normalizers import Entmax15 as Entmax15
+from .normalizers import HideSink as HideSink
 from .normalizers import LearnedSink as LearnedSink
 from .normalizers import MeanSink as MeanSink
 from .normalizers import Mix as Mix
@@ -26,6 +32,7 @@ from .normalizers import Softmax as Softmax
 from .normalizers import SoftmaxPlusOne as SoftmaxPlusOne
 from .normalizers import Softpick as Softpick
 from .normalizers import Sparsemax as Sparsemax
+from .normalizers import SumToOne as SumToOne
 from .observe import Activity as Activity
 from .observe import attention_patterns as attention_patterns
 from .observe import record_activity as record_activity
@@ -34,6 +41,8 @@ from .prompts import PromptSet as PromptSet
 from .scanning import SinkScan as SinkScan
 from .scanning import scan as scan
 from .table import HeadTable as HeadTable
+from .triggers import TriggerReport as TriggerReport
+from .triggers import find_triggers as find_triggers
 from .verify import Proof as Proof
 from .verify import verify as verify
 from .vocabulary import Head as Head

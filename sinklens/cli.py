@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sinklens.report.commands import report
+from sinklens.toy.commands import app as toy
+from sinklens.triggers.commands import triggers
 
 if TYPE_CHECKING:
-    from sinklens.causal import Contrast
+    from sinklens.causal import Contrast, Verdicts
     from sinklens.prompts import PromptSet
     from sinklens.scanning import SinkScan
     from sinklens.table import HeadTable
@@ -75,7 +77,12 @@ def scan(
 @app.command()
 def contrast(
     model: ModelName,
-    heads: Annotated[str, typer.Option(help="`top:N` by sink mass, heads like `L18H8,20.8`, or `all`.")] = "top:3",
+    heads: Annotated[
+        str, typer.Option(help="`top:N` by sink mass, heads like `L18H8,20.8`, `all`, or `triggers` found in DIR.")
+    ] = "top:3",
+    full: Annotated[
+        bool, typer.Option("--full", help="Every intervention, fits, and a verdict; goes on after a kill.")
+    ] = False,
     together: Annotated[bool, typer.Option("--together", help="Also change the heads all at once.")] = False,
     out: Out = Path("runs/contrast"),
     prompts: Prompts = "builtin",
@@ -94,7 +101,7 @@ def contrast(
     """
     network, tokenizer = load(model, dtype, revision, device, backend)
     chosen = prompts_from(prompts, network, tokenizer, length, n, seed)
-    _contrast(network, chosen, heads, together, out, seed, quiet)
+    _contrast(network, chosen, heads, together, out, seed, quiet, full=full)
 
 
 @app.command()
@@ -114,24 +121,61 @@ def demo(out: Out = Path("runs/demo"), quiet: Quiet = False) -> None:
     _contrast(network, prompts, "L18H8,L20H8,L15H0,L25H8", True, out, 0, quiet)
 
 
+app.command()(triggers)
 app.command()(report)
+app.add_typer(toy, name="toy")
 
 
-def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: Path, seed: int, quiet: bool) -> None:
+_MOST_IN_FULL = 40
+"""With more heads than this, `--full` runs the core six instead of everything."""
+
+
+def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: Path, seed: int, quiet: bool, *,
+              full: bool = False) -> None:  # fmt: skip
+    from sinklens.causal import CORE, FULL, SIX
     from sinklens.causal import contrast as run
 
-    chosen = _heads(heads, model, prompts, quiet)
+    chosen = _heads(heads, model, prompts, out, quiet)
     sets = [chosen] if together and len(chosen) > 1 else []
-    result = run(model, prompts, chosen, sets=sets, seed=seed, progress=not quiet)
+    which = CORE if not full else FULL if len(chosen) <= _MOST_IN_FULL else SIX
+    if which is SIX:
+        _say(f"{len(chosen)} heads: the core six interventions and a verdict ({_MOST_IN_FULL} heads at most get all)")
+    journal = out / "contrast.journal.jsonl" if full else None
+    result = run(model, prompts, chosen, sets=sets, interventions=which, judge=full, controls=which is not SIX,
+                 journal=journal, seed=seed, progress=not quiet)  # fmt: skip
     save(result, out, result.plot())
-    _effects(result)
+    if full:
+        verdicts = result.verdicts()
+        save(verdicts, out, verdicts.plot())
+        _verdicts(verdicts)
+    else:
+        _effects(result)
     interventions = result.settings["interventions"]
     for caveat in result.settings["caveats"]:
         _say(f"- {caveat}")
-    _say(f"Wrote contrast.parquet, .json, .html to {out}: {len(interventions)} interventions, KL, loss, output error")
+    names = "contrast and verdicts" if full else "contrast"
+    _say(f"Wrote {names} (.parquet, .json, .html) to {out}: {len(interventions)} interventions, KL, loss, output error")
 
 
-def _heads(text: str, model: Any, prompts: PromptSet, quiet: bool) -> Heads:
+def _verdicts(result: Verdicts) -> None:
+    from rich.table import Table
+
+    table = Table(title="Verdicts; KL in nats a token, changed at that state's tokens only", title_justify="left")
+    for name in ("head", "dormant", "active", "Z dormant", "Z active", "C1 dormant", "log C2/C1", "E4", "p (Holm)"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for head, (_, row) in zip(result.heads, result.frame.iterrows(), strict=True):
+        numbers = [_number(row[name]) for name in ("z_dormant", "z_active", "c1_dormant", "log_ratio", "e4", "p_holm")]
+        table.add_row(str(head), f"{row.dormant:.0%}", f"{row.active:.0%}", *numbers, f"{row.verdict}: {row.reason}")
+    _say(table)
+    _say(result.reading())
+
+
+def _number(value: float) -> str:
+    return "-" if value != value else _short(value)
+
+
+def _heads(text: str, model: Any, prompts: PromptSet, out: Path, quiet: bool) -> Heads:
     from sinklens.errors import InputError
     from sinklens.scanning import scan as run
     from sinklens.vocabulary import Heads
@@ -141,6 +185,14 @@ def _heads(text: str, model: Any, prompts: PromptSet, quiet: bool) -> Heads:
         from sinklens.verify import verified
 
         return every_head(verified(model).sites)
+    if text == "triggers":
+        from sinklens.triggers import TriggerReport
+
+        found = TriggerReport.load(out).frame
+        rows = found[found.grade.isin(["strict", "graded"])]
+        if rows.empty:
+            raise InputError("no trigger head to test", expected=f"strict or graded heads in {out}", got="none")
+        return Heads.of(zip(rows.layer, rows["head"], strict=True))
     if not text.startswith("top:"):
         return Heads.of(text)
     count = text.removeprefix("top:")

@@ -93,9 +93,29 @@ def test_scan_and_contrast_write_their_results(folder: Path, tmp_path: Path, sin
     assert set(pd.read_parquet(tmp_path / "out/contrast.parquet").role) == {"sink", "set", "control"}
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [
-        "contrast.html", "contrast.json", "contrast.parquet", "contrast.totals.parquet",
+        "contrast.html", "contrast.json", "contrast.parquet", "contrast.shares.parquet", "contrast.totals.parquet",
         "scan.html", "scan.json", "scan.parquet", "scan.sequences.parquet",
     ]  # fmt: skip
+
+
+def test_the_full_contrast_gives_verdicts_and_goes_on(
+    folder: Path, tmp_path: Path, sinklens: Callable[..., Done]
+) -> None:
+    command = ("contrast", folder, "--heads", "L1H2,L0H1", "--length", 32, "--n", 6, "--out", "out", "--full")
+    done = sinklens(*command)
+    assert done.returncode == 0, done.stderr
+    assert "2 heads: " in done.stdout
+    table = pd.read_parquet(tmp_path / "out/verdicts.parquet")
+    assert list(table.columns[:8]) == ["layer", "head", "verdict", "n1", "n2", "n3", "n4", "n5"]
+    first = pd.read_parquet(tmp_path / "out/contrast.parquet")
+    assert sinklens(*command).returncode == 0  # all parts are in the journal
+    assert pd.read_parquet(tmp_path / "out/contrast.parquet").equals(first)
+    done = sinklens("contrast", folder, "--heads", "L1H2", "--length", 32, "--n", 6, "--out", "out", "--full")
+    assert done.returncode == 2
+    assert "the journal here belongs to another run: expected the same variants" in done.stderr
+    done = sinklens("contrast", folder, "--heads", "triggers", "--length", 32, "--n", 6, "--out", "out")
+    assert done.returncode == 2
+    assert "no triggers result here" in done.stderr
 
 
 def test_bad_input_is_one_sentence_and_exit_code_2(folder: Path, tmp_path: Path, sinklens: Callable[..., Done]) -> None:
@@ -145,7 +165,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(folder: Path, tmp_path: Path,
 def test_help_shows_examples(sinklens: Callable[..., Done]) -> None:
     done = sinklens("--help")
     assert done.returncode == 0
-    for command in ("scan", "contrast", "demo"):
+    for command in ("scan", "contrast", "demo", "triggers", "report"):
         assert command in done.stdout
         assert "Example" in sinklens(command, "--help").stdout
     assert sinklens("--version").stdout.strip()
