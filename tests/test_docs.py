@@ -60,6 +60,7 @@ def test_every_python_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         return (model if dtype is None else model.to(getattr(torch, dtype))), tokenizer
 
     monkeypatch.setattr("sinklens.models.load", load)
+    monkeypatch.setattr("sinklens.load", load, raising=False)
     prompts = sl.PromptSet.from_texts(TEXTS, tokenizer, length=48)
     names: dict[str, Any] = dict(sl=sl, model=model, tokenizer=tokenizer, texts=TEXTS, prompts=prompts, torch=torch)
     for line, code in blocks(page, "python"):
