@@ -53,5 +53,9 @@ notebooks: $(MODEL)
 bench: $(MODEL)
 	$(BIN)/python benchmarks/scan_cost.py --out docs/benchmarks
 
+validate: $(MODEL)
+	$(BIN)/python benchmarks/trigger_validation.py
+	$(BIN)/python -m benchmarks.verdict_validation --count 100 --out docs/validation
+
 clean:
 	rm -rf $(VENV) runs build dist

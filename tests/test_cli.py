@@ -91,11 +91,9 @@ def test_scan_and_contrast_write_their_results(folder: Path, tmp_path: Path, sin
     assert done.returncode == 0, done.stderr
     assert "dormant" in done.stdout
     assert set(pd.read_parquet(tmp_path / "out/contrast.parquet").role) == {"sink", "set", "control"}
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == [
-        "contrast.html", "contrast.json", "contrast.parquet", "contrast.shares.parquet", "contrast.totals.parquet",
-        "scan.html", "scan.json", "scan.parquet", "scan.sequences.parquet",
-    ]  # fmt: skip
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {f"{kind}.{ending}" for kind in ("scan", "contrast") for ending in ("parquet", "json", "html")}
+    assert not [name for name in names if not name.startswith(("scan.", "contrast."))]
 
 
 def test_the_full_contrast_gives_verdicts_and_goes_on(
