@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from sinklens.errors import InputError
 from sinklens.normalizers import Normalizer, ReLU, Softmax
 from sinklens.toy.backcopy import BigramBackcopy
@@ -97,9 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sinklens.toy.ship", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", default=list(RECIPES), help="recipes; all by default")
     parser.add_argument("--work", type=Path, default=Path("runs/toy"), help="folder of the checkpoints")
-    parser.add_argument("--threads", type=int, default=1, help="threads; the tensors are small, so one is fastest")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     ship(arguments.names, arguments.work)
 
 

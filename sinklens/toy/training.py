@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -189,6 +190,17 @@ def check_trainable(normalizer: Normalizer) -> None:
                          "is not zero everywhere", got=normalizer)  # fmt: skip
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread inside: the tensors are small, and threads that wait for each other cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Loop:
     """The state of one training run: the active models, their optimizer, and what has been finished."""
 
@@ -226,7 +238,10 @@ class _Loop:
 
     def finish(self, progress: bool) -> TrainRecord:
         limit = self.settings.max_steps
-        with tqdm(total=limit, initial=self.step, disable=not progress, desc="training", unit="step") as bar:
+        with (
+            _one_thread(),
+            tqdm(total=limit, initial=self.step, disable=not progress, desc="training", unit="step") as bar,
+        ):
             while self.active and self.step < limit:
                 self._advance()
                 bar.update()
