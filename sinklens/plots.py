@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -22,7 +23,14 @@ def picture(figure: go.Figure) -> Any:
     """The figure as a small static picture for a notebook; the interactive figure where there is no renderer."""
     from sinklens.toy.figures import picture as draw
 
-    return draw(figure)
+    drawn = draw(figure)
+    if isinstance(getattr(drawn, "data", None), str):
+        # Renderers write enlarged pictures; on a page they take the figure's own size, and never more than the page.
+        size = f'width="{figure.layout.width}" style="max-width:100%;height:auto" '
+        drawn.data = re.sub(
+            r'(<svg[^>]*?)width="[^"]*" height="[^"]*" ?(?:style="[^"]*")?', rf"\1{size}", drawn.data, count=1
+        )
+    return drawn
 
 
 def head_map(table: HeadTable, column: str, *, title: str | None = None) -> go.Figure:
@@ -96,13 +104,13 @@ def attention_map(pattern: Any, words: Sequence[str], *, hide: int = 1, title: s
             colorbar={"title": {"text": "weight", "side": "right"}, "thickness": 14},
         )
     )  # fmt: skip
-    side = min(1100, 220 + 14 * len(shown))
+    side = min(900, 200 + 11 * len(shown))
     figure.update_layout(title={"text": title, "font": {"size": 14}}, template="plotly_white", width=side,
                          height=side - 40, margin={"l": 90, "r": 30, "t": 60, "b": 90})  # fmt: skip
-    step = _step(len(shown)) if len(shown) > 60 else 1
+    step = _step(len(shown)) if len(shown) > 64 else 1
     for axis, name in ((figure.layout.xaxis, "key"), (figure.layout.yaxis, "query")):
         axis.update(title=name, tickvals=places[::step], ticktext=shown[::step], showgrid=False, zeroline=False,
-                    tickfont={"size": 10})  # fmt: skip
+                    tickfont={"size": 9})  # fmt: skip
     figure.update_xaxes(tickangle=-60)
     figure.update_yaxes(autorange="reversed")
     return figure
