@@ -73,6 +73,7 @@ def test_every_figure_has_its_models() -> None:
 
     assert set(FIGURES) == {3, 4, 5, 6, 7, 8}
     assert {name for plan in FIGURES.values() for name in plan.models} <= set(RECIPES)
+    assert set(sl.toy.names()) == set(RECIPES)
 
 
 SMALL = ("--n", "6", "--length", "6", "--steps", "20", "--quiet")
