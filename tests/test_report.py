@@ -212,6 +212,23 @@ def test_a_result_shows_itself_in_a_notebook() -> None:
     assert "3568 of 5120 heads" in repr(scan)
 
 
+def test_a_contrast_shows_its_costs_in_a_notebook(folder: Path) -> None:
+    shown = sl.Contrast.load(folder / "contrast").preview()
+    assert list(shown.columns[:6]) == ["heads", "role", "tokens", "count", "KL C0", "KL C1"]
+    assert not shown.duplicated(["heads", "tokens"]).any()
+    assert shown["heads"].iloc[0] == "L0H1"
+
+
+def test_the_command_writes_the_page(folder: Path) -> None:
+    from typer.testing import CliRunner
+
+    from sinklens.cli import app
+
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0
+    assert "report.html" in done.output
+
+
 def test_the_map_of_a_large_model_keeps_its_ticks_apart() -> None:
     figure = scan_of(80, 64).plot()
     layout = figure.layout

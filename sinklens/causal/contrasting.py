@@ -155,6 +155,14 @@ class Contrast(HeadTable):
 
         return judge(self)
 
+    def preview(self) -> pd.DataFrame:
+        """KL of every intervention, one row for each unit and state of its tokens."""
+        states = self._wide[self._wide.tokens.isin(["dormant", "active"]) & (self._wide["count"] > 0)]
+        keys = ["heads", "role", "tokens", "count"]
+        wide = states.pivot(index=keys, columns="intervention", values="kl")
+        order = list(dict.fromkeys(states.intervention))
+        return wide[order].reindex(states[keys].drop_duplicates()).add_prefix("KL ").reset_index()
+
     def plot(self, metric: str = "kl") -> Figure:
         """Effects by intervention and token state, with intervals; see :func:`sinklens.plots.contrast_bars`."""
         from sinklens.plots import contrast_bars
