@@ -25,7 +25,7 @@ def picture(figure: go.Figure) -> Any:
 
     drawn = draw(figure)
     if isinstance(getattr(drawn, "data", None), str):
-        # Renderers write enlarged pictures; on a page they take the figure's own size, and never more than a notebook's.
+        # Renderers write enlarged pictures; on a page they take the figure's own size, or a notebook's.
         size = f'width="{min(figure.layout.width or 700, 880)}" style="max-width:100%;height:auto" '
         drawn.data = re.sub(
             r'(<svg[^>]*?)width="[^"]*" height="[^"]*" ?(?:style="[^"]*")?', rf"\1{size}", drawn.data, count=1
