@@ -61,6 +61,8 @@ def load(
             raise InputError("the folder holds no model", expected="config.json and weights", got=path)
     elif path.exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise InputError("there is no model at this path", expected="a folder with config.json", got=name)
+    else:
+        _check_hub(name, revision)
     try:
         model = _auto_class(transformers, source, options).from_pretrained(
             source, dtype=getattr(torch, dtype) if dtype else "auto", revision=revision or "main", **options
@@ -74,6 +76,18 @@ def load(
 
         return boot(model, tokenizer, source), tokenizer
     return model, tokenizer
+
+
+def _check_hub(name: str, revision: str | None) -> None:
+    """Ask the hub once: loading itself would try again for a minute before it gives up."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            HfApi().model_info(name, revision=revision, timeout=10)
+    except Exception as error:
+        # Whatever the transport raises, the answer is the same.
+        raise _unloadable(name, Path(name), error) from None
 
 
 def positions(model: Any) -> int | None:
