@@ -236,3 +236,19 @@ def test_the_map_of_a_large_model_keeps_its_ticks_apart() -> None:
     down = (layout.height - layout.margin.t - layout.margin.b) / 80 * layout.yaxis.dtick
     assert across > 24
     assert down > 14
+
+
+@pytest.mark.parametrize("kind", ["contrast", "triggers", "toy", "no triggers"])
+def test_a_page_of_one_kind_alone(kind: str, folder: Path, tmp_path: Path) -> None:
+    if kind == "contrast":
+        sl.Contrast.load(folder / "contrast").save(tmp_path)
+    elif kind == "triggers":
+        trigger_report().save(tmp_path)
+    elif kind == "no triggers":
+        TriggerReport.empty({"why_empty": "no head sleeps"}, MADE).save(tmp_path)
+    else:
+        shutil.copy(folder / "statistics.json", tmp_path)
+    page = report(tmp_path).read_text(encoding="utf-8")
+    assert {"contrast": "drop the sink", "triggers": "wakes at token", "toy": "softmax-1x1",
+            "no triggers": "no head sleeps"}[kind] in page  # fmt: skip
+    assert ("id='grid'" in page or 'id="grid"' in page) == (kind == "triggers")
