@@ -62,13 +62,12 @@ def _show(report: TriggerReport, out: Path) -> None:
 
     console = Console()
     table = Table(title="Trigger sets, best explained first", title_justify="left")
-    for name in ("head", "direction", "trigger", "asleep", "AUROC", "risk difference", "counterfactual", "grade"):
-        table.add_column(name, overflow="fold")
+    for name in ("head", "", "trigger", "asleep", "AUROC", "risk difference", "grade"):
+        table.add_column(name, no_wrap=name != "trigger")
     for _, row in report.confirmed.head(20).iterrows():
         table.add_row(str(Head(int(row.layer), int(row["head"]))), row.direction, row.trigger,
                       f"{row.dormant_fraction:.2f}", f"{row.auroc:.2f}",
-                      f"{row.risk_difference:.2f} [{row.low:.2f}, {row.high:.2f}]", row.counterfactual,
-                      row.grade)  # fmt: skip
+                      f"{row.risk_difference:.2f} [{row.low:.2f}, {row.high:.2f}]", row.grade)  # fmt: skip
     if table.rows:
         console.print(table, markup=False)
     console.print(report.reading(), markup=False, soft_wrap=True)
