@@ -81,14 +81,15 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many; the dearest come last")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    put_between(arguments.page, "longer", markdown(longer()))
+    beyond = longer()
+    put_between(arguments.page, "longer", markdown(beyond))
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for changed in CASES[: arguments.cases]:
         for name in NORMALIZERS:
             rows.append(case(name, changed, arguments.work))
             print(rows[-1], flush=True)
-            content = json.dumps({"scaling": rows, "longer": longer()}, indent=1) + "\n"
+            content = json.dumps({"scaling": rows, "longer": beyond}, indent=1) + "\n"
             (arguments.out / "toy_scaling.json").write_text(content, encoding="utf-8")
             put_between(arguments.page, "scaling", markdown(rows))
 
