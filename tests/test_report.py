@@ -252,3 +252,13 @@ def test_a_page_of_one_kind_alone(kind: str, folder: Path, tmp_path: Path) -> No
     assert {"contrast": "drop the sink", "triggers": "wakes at token", "toy": "softmax-1x1",
             "no triggers": "no head sleeps"}[kind] in page  # fmt: skip
     assert ("id='grid'" in page or 'id="grid"' in page) == (kind == "triggers")
+
+
+def test_a_run_of_many_heads_is_summed_up_shortly(folder: Path, tmp_path: Path) -> None:
+    contrast = sl.Contrast.load(folder / "contrast")
+    one = contrast.frame[contrast.frame["heads"] == "L0H1"]
+    frames = [one.assign(heads=f"L0H{head}", head=head) for head in range(30)]
+    sl.Contrast(pd.concat(frames), contrast.settings, contrast.provenance).save(tmp_path)
+    page = report(tmp_path).read_text(encoding="utf-8")
+    assert "... and 22 heads more." in page
+    assert page.count("<article") == 24

@@ -26,6 +26,7 @@ COLUMNS = (
 )  # fmt: skip
 """What the table shows, in this order, of whatever results there are."""
 
+MOST_SAID = 8
 UNITS = {"verdict": "explained at the top"}
 LABELS = {"e4": "E4", "auroc": "AUROC", "trigger": "wakes or parks at", "log_ratio": "log C2 / C1"}
 
@@ -109,7 +110,11 @@ def _plain(value: Any) -> Any:
 
 def _summary(runs: Runs) -> str:
     # A reading is one line; what it says of single heads is easier to read as a list.
-    sentences = [part for result in runs.results.values() for part in re.split(r"(?<=\.) (?=L\d)", result.reading())]
+    sentences: list[str] = []
+    for result in runs.results.values():
+        parts = re.split(r"(?<=\.) (?=L\d)", result.reading())
+        more = [f"... and {len(parts) - MOST_SAID} heads more."] if len(parts) > MOST_SAID else []
+        sentences += [*parts[:MOST_SAID], *more]
     if runs.verdicts is not None:
         meanings = runs.verdicts.settings["meanings"]
         used = {*runs.verdicts.frame.verdict, "supports fully"}
