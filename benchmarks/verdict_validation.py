@@ -51,7 +51,8 @@ def main() -> None:
     print(table)
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        head = "Made by `python -m benchmarks.verdict_validation --count 100 --out docs/validation`.\n\n"
+        command = f"python -m benchmarks.verdict_validation --count {arguments.count} --out docs/validation"
+        head = f"Made by `{command}`.\n\n"
         (arguments.out / "verdicts.md").write_text("# Verdicts on planted heads\n\n" + head + table, encoding="utf-8")
 
 
