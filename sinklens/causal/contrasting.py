@@ -58,7 +58,7 @@ _CLEAN_KL = 1e-5
 CAVEATS = (
     "Renormalizing multiplies the content by 1/(1-s): C2 hurting more than C1 is near-tautological by itself.",
     "A swap after training asks whether a head without normalization could do the work, not what caused the sink.",
-    "The gauge and threshold of a ReLU decide its effect; here it is not fitted.",
+    "The gauge and threshold of a ReLU decide its effect; C4 and C4raw are not fitted.",
     "Heads can cancel each other: a head that does nothing alone may matter in its layer.",
 )
 
