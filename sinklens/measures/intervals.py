@@ -85,6 +85,7 @@ def paired_interval(
     estimate = float(statistic(*samples, axis=-1))
     if len(samples[0]) < 3:
         return Interval(estimate, np.nan, np.nan)
+
     def bounds(method: str) -> tuple[float, float]:
         result = stats.bootstrap(
             samples, statistic, paired=len(samples) > 1, vectorized=True, n_resamples=resamples,
