@@ -262,3 +262,4 @@ def test_a_run_of_many_heads_is_summed_up_shortly(folder: Path, tmp_path: Path) 
     page = report(tmp_path).read_text(encoding="utf-8")
     assert "... and 22 heads more." in page
     assert page.count("<article") == 24
+    assert "24 of 30 tested heads have a section" in page

@@ -124,8 +124,9 @@ def _summary(runs: Runs) -> str:
 
 
 def _note(runs: Runs, shown: int) -> str:
-    tested = len(runs.verdicts.frame) if runs.verdicts is not None else 0
-    return f"<p>{shown} of {tested} tested heads; the others are in the table.</p>" if tested > shown else ""
+    tested = max((len(result.heads) for result in (runs.contrast, runs.verdicts) if result is not None), default=0)
+    rest = "The numbers of the others are in the results' own files."
+    return f"<p>{shown} of {tested} tested heads have a section. {rest}</p>" if tested > shown else ""
 
 
 def _provenance(runs: Runs) -> str:
