@@ -59,8 +59,9 @@ def test_every_python_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     def load(name: str, dtype: str | None = None, **options: Any) -> tuple[Any, Any]:
         return (model if dtype is None else model.to(getattr(torch, dtype))), tokenizer
 
+    # The lazy name first: looked up later, it would be the replacement, and stay.
+    monkeypatch.setattr(sl, "load", load)
     monkeypatch.setattr("sinklens.models.load", load)
-    monkeypatch.setattr("sinklens.load", load, raising=False)
     prompts = sl.PromptSet.from_texts(TEXTS, tokenizer, length=48)
     names: dict[str, Any] = dict(sl=sl, model=model, tokenizer=tokenizer, texts=TEXTS, prompts=prompts, torch=torch)
     for line, code in blocks(page, "python"):
