@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from sinklens.causal import SIX, contrast
@@ -45,11 +46,23 @@ def main() -> None:
     for head, (_, row) in zip(verdicts.heads, verdicts.frame.iterrows(), strict=True):
         numbers = " | ".join(cell(row, column) for column in SHOWN)
         lines.append(f"| {head} | {row.dormant:.2f} | {row.active:.2f} | {numbers} | **{row.verdict}**: {row.reason} |")
+    lines += ["", *spill(found.frames["totals"])]
     table = "\n".join(lines) + "\n"
     print(table)
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"verdicts-{name}.md").write_text(table, encoding="utf-8")
+
+
+def spill(totals: pd.DataFrame) -> list[str]:
+    """KL on dormant tokens of changes made everywhere, beside the same made at the dormant tokens only."""
+    dormant = totals[(totals.tokens == "dormant") & totals.intervention.isin(["Z", "C1", "C2"])]
+    sums = dormant.groupby(["heads", "intervention", "at"], sort=False)[["kl", "count"]].sum()
+    mean = (sums.kl / sums["count"]).unstack("at")
+    lines = ["| head | change | KL on dormant tokens, made everywhere | made there only |", "|---|---|---|---|"]
+    for (head, intervention), row in mean.iterrows():
+        lines.append(f"| {head} | {intervention} | {row.everywhere:.5f} | {row.dormant:.5f} |")
+    return lines
 
 
 def cell(row: object, column: str) -> str:
