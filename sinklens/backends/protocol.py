@@ -82,18 +82,19 @@ class RouteStack:
         """Pass a call through the routes, the one attached last first, and evaluate it at the end."""
 
         evaluated: list[AttentionResult] = []
-
-        def step(depth: int, call: AttentionCall) -> AttentionResult:
-            if depth < 0:
-                evaluated.append(attend(call))
-                return evaluated[-1]
-            route, log = self.routes[depth]
-            log.count(call.site)
-            return route(call, lambda passed: step(depth - 1, passed))
-
-        result = step(len(self.routes) - 1, call)
+        result = self._step(len(self.routes) - 1, call, evaluated)
         # A hooked model computes its own output from the call; it must be told when the call does not say it all.
         return result if any(result is known for known in evaluated) else replace(result, replaced=True)
+
+    def _step(self, depth: int, call: AttentionCall, evaluated: list[AttentionResult]) -> AttentionResult:
+        # A method, not a closure that names itself: that would be a cycle, and keep every layer's tensors alive until
+        # the garbage collector comes by.
+        if depth < 0:
+            evaluated.append(attend(call))
+            return evaluated[-1]
+        route, log = self.routes[depth]
+        log.count(call.site)
+        return route(call, lambda passed: self._step(depth - 1, passed, evaluated))
 
     @contextmanager
     def pushed(self, route: Route) -> Iterator[CallLog]:
