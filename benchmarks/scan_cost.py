@@ -96,7 +96,11 @@ def _kib(name: str) -> int:
 
 def in_fresh_process(method: str, size: tuple[int, int]) -> dict[str, float]:
     command = [sys.executable, __file__, "--one", method, str(size[0]), str(size[1])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode < 0 and method in ("attentions", "bridge"):
+        # Killed for want of memory: a peer that does not fit is a finding, not the end of the benchmark.
+        return {"seconds": float("nan"), "gib": float("nan")}
+    done.check_returncode()
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
