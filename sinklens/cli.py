@@ -64,10 +64,11 @@ def scan(
     Example: `sinklens scan demo --n 16 --length 128 --out runs/scan`
     """
     from sinklens.measures import SinkRule
+    from sinklens.models import load, prompts_named
     from sinklens.scanning import scan as run
 
-    network, tokenizer = load(model, dtype, revision, device, backend)
-    chosen = prompts_from(prompts, network, tokenizer, length, n, seed)
+    network, tokenizer = load(model, dtype=dtype, revision=revision, device=device, backend=backend)
+    chosen = prompts_named(prompts, network, tokenizer, length=length, count=n, seed=seed)
     limit_bytes = None if max_gib is None else int(max_gib * 2**30)
     rule = SinkRule.gu() if gu else SinkRule()
     result = run(network, chosen, rule=rule, max_bytes=limit_bytes, progress=not quiet)
@@ -99,8 +100,10 @@ def contrast(
 
     Example: `sinklens contrast demo --heads L18H8,L20H8 --out runs/contrast`
     """
-    network, tokenizer = load(model, dtype, revision, device, backend)
-    chosen = prompts_from(prompts, network, tokenizer, length, n, seed)
+    from sinklens.models import load, prompts_named
+
+    network, tokenizer = load(model, dtype=dtype, revision=revision, device=device, backend=backend)
+    chosen = prompts_named(prompts, network, tokenizer, length=length, count=n, seed=seed)
     _contrast(network, chosen, heads, together, out, seed, quiet, full=full)
 
 
@@ -110,6 +113,7 @@ def demo(out: Out = Path("runs/demo"), quiet: Quiet = False) -> None:
 
     Example: `sinklens demo --out runs/demo`
     """
+    from sinklens.models import load
     from sinklens.prompts import PromptSet
     from sinklens.scanning import scan as run
 
@@ -238,41 +242,6 @@ def _interval(row: Any, metric: str) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.4f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
-
-
-def load(
-    name: str, dtype: str | None = None, revision: str | None = None, device: str = "cpu", backend: str = "hf"
-) -> tuple[Any, Any]:
-    """The model and tokenizer that the shared options name."""
-    from sinklens.models import load as load_model
-
-    return load_model(name, dtype=dtype, revision=revision, device=device, backend=backend)  # type: ignore[arg-type]
-
-
-def prompts_from(source: str, model: Any, tokenizer: Any, length: int, count: int | None, seed: int) -> PromptSet:
-    """The prompts that the shared options name."""
-    import torch
-
-    from sinklens.errors import InputError
-    from sinklens.models import positions
-    from sinklens.prompts import PromptSet, bos_id
-
-    largest = positions(model)
-    if largest is not None and length > largest:
-        raise InputError("the model has fewer positions", expected=f"length <= {largest}", got=length)
-    if count is not None and count < 1:
-        raise InputError("a run needs sequences", expected="n >= 1", got=count)
-    if source == "builtin":
-        return PromptSet.builtin(tokenizer, length=length, limit=count)
-    if source == "random":
-        generator = torch.Generator().manual_seed(seed)
-        return PromptSet.random(len(tokenizer), count=count or 16, length=length, bos=bos_id(tokenizer),
-                                generator=generator, tokenizer=tokenizer)  # fmt: skip
-    if source.startswith("hf:"):
-        name, split, column = (*source.removeprefix("hf:").split(":"), "", "")[:3]
-        return PromptSet.from_dataset(name, tokenizer, split=split or "train", column=column or "text", length=length,
-                                      limit=count or 64)  # fmt: skip
-    return PromptSet.from_file(source, tokenizer, length=length, limit=count)
 
 
 def save(result: HeadTable, out: Path, figure: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from sinklens.errors import InputError
+from sinklens.prompts import PromptSet, bos_id
 from sinklens.table import replacing, writable
 
 DEMO = "demo"
@@ -24,7 +25,7 @@ def load(
     dtype: str | None = None,
     revision: str | None = None,
     device: str = "cpu",
-    backend: Literal["hf", "bridge"] = "hf",
+    backend: str = "hf",
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer: ``demo``, a folder, a ``.gguf`` file, or a name on the hub.
 
@@ -80,13 +81,13 @@ def load(
 
 def _check_hub(name: str, revision: str | None) -> None:
     """Ask the hub once: loading itself would try again for a minute before it gives up."""
+    from httpx import HTTPError
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             HfApi().model_info(name, revision=revision, timeout=10)
-    except Exception as error:
-        # Whatever the transport raises, the answer is the same.
+    except (OSError, ValueError, HTTPError) as error:
         raise _unloadable(name, Path(name), error) from None
 
 
@@ -171,3 +172,37 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     with replacing(folder / "complete") as path:
         path.write_text(f"converted from {gguf.name}\n")
+
+
+def prompts_named(
+    source: str, model: Any, tokenizer: Any, *, length: int, count: int | None = None, seed: int = 0
+) -> PromptSet:
+    """Prompts by name, cut to a length that the model has positions for.
+
+    Args:
+        source: ``builtin``, ``random``, ``hf:NAME[:SPLIT[:COLUMN]]``, or a UTF-8 text file.
+        model: The model that will run them.
+        tokenizer: Its tokenizer.
+        length: Tokens a sequence, BOS included.
+        count: How many sequences; all by default.
+        seed: Seed of random prompts.
+
+    Raises:
+        InputError: More positions than the model has, no sequences asked for, or a source that cannot be read.
+    """
+    largest = positions(model)
+    if largest is not None and length > largest:
+        raise InputError("the model has fewer positions", expected=f"length <= {largest}", got=length)
+    if count is not None and count < 1:
+        raise InputError("a run needs sequences", expected="n >= 1", got=count)
+    if source == "builtin":
+        return PromptSet.builtin(tokenizer, length=length, limit=count)
+    if source == "random":
+        generator = torch.Generator().manual_seed(seed)
+        return PromptSet.random(len(tokenizer), count=count or 16, length=length, bos=bos_id(tokenizer),
+                                generator=generator, tokenizer=tokenizer)  # fmt: skip
+    if source.startswith("hf:"):
+        name, split, column = (*source.removeprefix("hf:").split(":"), "", "")[:3]
+        return PromptSet.from_dataset(name, tokenizer, split=split or "train", column=column or "text", length=length,
+                                      limit=count or 64)  # fmt: skip
+    return PromptSet.from_file(source, tokenizer, length=length, limit=count)

@@ -165,6 +165,7 @@ class PromptSet:
             InputError: No such column, or too little text for one sequence.
         """
         from datasets import load_dataset
+        from httpx import HTTPError
         from huggingface_hub import HfApi
 
         try:
@@ -172,7 +173,7 @@ class PromptSet:
                 # Asked once: loading itself would try again for a minute before it gives up.
                 HfApi().dataset_info(name, timeout=10)
             stream = load_dataset(name, config, split=split, streaming=True, **load)
-        except Exception as error:  # whatever the transport raises
+        except (OSError, ValueError, RuntimeError, HTTPError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
             raise InputError(
                 "the dataset cannot be loaded", got=f"{name!r}, split {split!r} ({reason})",

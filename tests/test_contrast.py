@@ -133,6 +133,11 @@ class TestNonsense:
         with pytest.raises(IndexError, match="expected a query head in"):
             run(tiny.causal(), "L1H9")
 
+    def test_two_sets_of_one_name(self) -> None:
+        sets = ["L0H0,L0H1,L0H2,L0H3,L1H0", "L0H0,L0H1,L0H2,L0H3,L1H1"]
+        with pytest.raises(sl.InputError, match=r"needs a name of its own: .* got L0H0\+4 twice"):
+            run(tiny.causal(), [], sets=sets)
+
     def test_an_encoder(self) -> None:
         import transformers as hf
 

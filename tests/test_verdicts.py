@@ -128,6 +128,11 @@ class TestJournal:
         run(tiny.causal(), journal=tmp_path / "j.jsonl")
         with pytest.raises(sl.InputError, match="the journal here belongs to another run: expected the same model"):
             run(tiny.causal(seed=1), journal=tmp_path / "j.jsonl")
+        edited = tiny.causal()
+        with torch.no_grad():
+            edited.model.layers[0].self_attn.q_proj.weight[0, 0] += 1.0  # one weight of one matrix in the middle
+        with pytest.raises(sl.InputError, match="expected the same model"):
+            run(edited, journal=tmp_path / "j.jsonl")
         with pytest.raises(sl.InputError, match="variants"):
             run(tiny.causal(), "L1H1", journal=tmp_path / "j.jsonl")
 

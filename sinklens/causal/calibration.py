@@ -6,7 +6,7 @@ are weighed: a gain has a closed form, and thresholds and count exponents are co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,14 +106,11 @@ def calibrate(
     if not fit:
         return found
     grids = {layer: _Grid(*means.quantiles(layer)) for layer in by_layer}
-    fits: dict[Head, dict[int, ReLUFit]] = {}
-    exits: dict[Head, float] = {}
-    for last in (False, True):
-        fitter = _Fitter(by_layer, grids, keys, watch)
-        watch.run(fitter)
-        grids = {layer: fitter.finer(layer) for layer in by_layer}
-        if last:
-            fits, exits = fitter.best()
+    coarse = _Fitter(by_layer, grids, keys, watch)
+    watch.run(coarse)
+    fine = _Fitter(by_layer, {layer: coarse.finer(layer) for layer in by_layer}, keys, watch)
+    watch.run(fine)
+    fits, exits = fine.best()
     return {head: HeadCalibration(c.sink, c.output, c.sink_logit, exits[head], fits[head]) for head, c in found.items()}
 
 
@@ -300,21 +297,21 @@ class _Fitter:
             errors.append(einsum(_product(change, change, gram_), states[0], "b h q, b h q -> h"))
         _add(self.exit_error, layer, torch.stack(errors))
 
+    def _explained(self, layer: int) -> Tensor:
+        """Energy that each candidate explains at its best gain, ``[gauge, power, candidate, exponent, head]``."""
+        cross, square = self.cross[layer][:, :, :, :, 0], self.square[layer][:, :, :, :, 0]
+        return torch.where((cross > 0) & (square > 0), cross**2 / square.clamp(min=1e-30), 0.0)
+
     def _choose(self, layer: int) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
         """The best (gauge, candidate, exponent) of each head and power."""
-        cross, square = self.cross[layer][:, :, :, :, 0], self.square[layer][:, :, :, :, 0]
-        explained = torch.where((cross > 0) & (square > 0), cross**2 / square.clamp(min=1e-30), 0.0)
-        for power in range(len(POWERS)):
-            for head in range(cross.shape[-1]):
-                flat = int(explained[:, power, :, :, head].argmax())
-                gauge, candidate, exponent = (int(i) for i in _unravel(flat, explained[:, power, :, :, head].shape))
+        for power, of_power in enumerate(self._explained(layer).unbind(1)):
+            for head, scored in enumerate(of_power.unbind(-1)):
+                gauge, candidate, exponent = (int(i) for i in torch.unravel_index(scored.argmax(), scored.shape))
                 yield power, head, (gauge, candidate, exponent)
 
     def finer(self, layer: int) -> _Grid:
         """A grid between the neighbours of the best candidate of each gauge, for plain and squared ReLU alike."""
-        grid = self.grids[layer]
-        cross, square = self.cross[layer][:, :, :, :, 0], self.square[layer][:, :, :, :, 0]
-        explained = torch.where((cross > 0) & (square > 0), cross**2 / square.clamp(min=1e-30), 0.0).amax(3)
+        grid, explained = self.grids[layer], self._explained(layer).amax(3)
         parts = []
         for gauge in range(len(GAUGES)):
             both = [_between(grid.thresholds[gauge], explained[gauge, p].argmax(0)) for p in range(len(POWERS))]
@@ -361,7 +358,3 @@ def _between(candidates: Tensor, best: Tensor) -> Tensor:
     middle = candidates.gather(0, best[None].to(candidates.device))
     steps = torch.linspace(0, 1, _FINE)[:, None]
     return torch.cat([low + (middle - low) * steps[:-1], middle, middle + (high - middle) * steps[1:]])
-
-
-def _unravel(flat: int, shape: Sequence[int]) -> Iterator[int]:
-    return iter([int(i) for i in torch.unravel_index(torch.tensor(flat), tuple(shape))])

@@ -43,7 +43,7 @@ NEEDED = {
 """What a verdict needs, done at the dormant tokens only, at the active tokens only, and at those between."""
 
 _OF_CONTROLS = look_up("C0,C1,C2,R2,Z")
-_FEWEST = 10
+FEWEST = 30
 """A state with fewer tokens than this is not tested by itself."""
 
 METRICS = {
@@ -239,6 +239,7 @@ def contrast(
                                locate=False, progress=progress)  # fmt: skip
     units = [Unit(Heads([head]), "sink") for head in asked] + [Unit(group, "set") for group in groups]
     units += _controls(activity, asked, skip_rows) if controls else []
+    _check_names(units)
     totals = _Totals(activity, units, skip_rows, triggers or {})
     every = Heads.of([head for unit in units for head in unit.heads])
     fit = judge or any(intervention.fitted for intervention in chosen)
@@ -252,6 +253,7 @@ def contrast(
         "sink_keys": keys.describe(), "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
         "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
         "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
+        "triggers": {str(head): sorted(ids) for head, ids in (triggers or {}).items()},
     }  # fmt: skip
     made_from = provenance(backend.model, test.facts())
     with Journal.opened(journal, _identity(backend.model, variants, settings, test, batch_size, reuse)) as written:
@@ -262,11 +264,23 @@ def contrast(
             written.add(_part(rows, [variant for variant, _ in outcomes]), sums)
         long = totals.frame(written.rows())
     _check_unchanged(long)
-    frame = _table(long[long["at"] == "everywhere"], totals.share(), resamples, seed)
-    frames = {"totals": long, "shares": totals.share()}
+    shares = totals.share()
+    frame = _table(long[long["at"] == "everywhere"], shares, resamples, seed)
+    frames = {"totals": long, "shares": shares}
     if fit:
         frames["fits"] = _fits(calibrated)
     return Contrast(frame, settings, made_from, frames)
+
+
+def _check_names(units: Sequence[Unit]) -> None:
+    """Results are kept by name: two units of one name would be added up in silence."""
+    names = [unit.name for unit in units]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(
+            "what is changed at once needs a name of its own",
+            expected="sets that differ from each other and from the heads in first head or size",
+            got=f"{', '.join(twice)} twice",
+        )
 
 
 def _variants(
@@ -285,7 +299,7 @@ def _variants(
     states = totals.states(unit.name, slice(None))
     for state, needed in NEEDED.items():
         where = torch.from_numpy(states[state])
-        if int(where.sum()) >= _FEWEST:
+        if int(where.sum()) >= FEWEST:
             yield from (variant(intervention, state, where) for intervention in needed)
 
 
@@ -296,11 +310,13 @@ def _part(rows: slice, chunk: Sequence[Variant]) -> str:
 def _identity(model: Any, variants: Sequence[Variant], settings: Mapping[str, Any], test: PromptSet, batch_size: int,
               reuse: bool) -> dict[str, Any]:  # fmt: skip
     """What a run must share with an earlier one to go on from its journal."""
-    last = list(model.parameters())[-1].detach().flatten()[:4096].double()
+    # A sample of every parameter: two models may share any one of them.
+    weights = [p.detach().flatten()[:: max(1, p.numel() // 1024)].double().norm() for p in model.parameters()]
     return {
         "prompts": test.fingerprint, "calibration": settings["calibration"]["fingerprint"], "batch_size": batch_size,
         "reuse": reuse, "skip_rows": settings["skip_rows"], "sink_keys": settings["sink_keys"],
-        "model": [type(model).__name__, sum(p.numel() for p in model.parameters()), float(last.norm())],
+        "model": [type(model).__name__, sum(p.numel() for p in model.parameters()), sum(map(float, weights))],
+        "sets": settings["sets"], "triggers": settings["triggers"],
         "variants": hashlib.sha256("\n".join("|".join(v.name) for v in variants).encode()).hexdigest()[:16],
     }  # fmt: skip
 

@@ -131,7 +131,7 @@ def _chunks(ordered: Sequence[Variant], logit_bytes: int, reuse: bool) -> Iterat
 def _run(
     backend: Backend, rows: slice, tokens: Tensor, mask: Tensor | None, real: Tensor, clean: tuple[Tensor, Tensor],
     chunk: list[Variant], grams: dict[int, Tensor], run: CleanRun, reuse: bool,
-) -> list[tuple[Variant, Effects]]:  # fmt: skip
+) -> list[Outcome]:  # fmt: skip
     copies, (logs, probability) = len(chunk), clean
     layer = chunk[0].first_layer
     route = _SideBySide(chunk, rows, len(tokens), grams)

@@ -28,7 +28,7 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from sinklens.causal.contrasting import Contrast
+from sinklens.causal.contrasting import FEWEST, Contrast
 from sinklens.errors import InputError
 from sinklens.measures import Interval, paired_interval
 from sinklens.table import HeadTable
@@ -40,8 +40,6 @@ MARGIN_SHARE, MARGIN_NATS = 0.05, 1e-3
 FORCED = math.log(3)
 FULLY, PARTLY = 0.2, 0.5
 ALPHA = 0.05
-FEWEST = 30
-"""A state with fewer tokens, or in fewer than three sequences, carries no test."""
 
 _TINY = 1e-7
 
@@ -113,6 +111,9 @@ class _Claim:
     interval: Interval
     holds: bool | None
     p: float
+
+
+_UNTESTED = _Claim(Interval(math.nan, math.nan, math.nan), None, math.nan)
 
 
 def judge(contrast: Contrast) -> Verdicts:
@@ -201,7 +202,7 @@ class _Evidence:
     def _against(self, intervention: str, state: str, margin: float, *, below: bool) -> _Claim:
         sums = self.kl(intervention, state)
         if sums is None:
-            return _Claim(Interval(math.nan, math.nan, math.nan), None, math.nan)
+            return _UNTESTED
         interval = self.interval(_mean, *sums, confidence=1 - 2 * ALPHA)
         holds = interval.high < margin if below else interval.low > margin
         # On a log scale: KL is positive and skewed.
@@ -214,8 +215,7 @@ class _Evidence:
         """Log ratio of C2 to C1 above log 3, and D1 above the same difference for the heaviest content key."""
         parts = [self.kl(name, "dormant") for name in ("C2", "C1", "R2", "R1")]
         if any(part is None for part in parts):
-            nothing = _Claim(Interval(math.nan, math.nan, math.nan), None, math.nan)
-            return nothing, nothing
+            return _UNTESTED, _UNTESTED
         (c2, count), (c1, _), (r2, _), (r1, _) = (part for part in parts if part is not None)
         ratio = self.interval(_log_ratio, c2, c1)
         difference = self.interval(_mean, (c2 - c1) - (r2 - r1), count)
@@ -230,7 +230,7 @@ class _Evidence:
         """E4: what the fitted ReLU costs on active tokens, in units of silencing; ``holds`` is its upper end < .5."""
         fitted, silent = self.kl(self.fitted, "active"), self.kl("Z", "active")
         if fitted is None or silent is None:
-            return _Claim(Interval(math.nan, math.nan, math.nan), None, math.nan)
+            return _UNTESTED
         ratio = self.interval(_ratio, fitted[0], silent[0])
         logs = np.log((fitted[0] + _TINY) / (silent[0] + _TINY))
         return _Claim(ratio, ratio.high < PARTLY, _p(math.log(max(ratio.estimate, _TINY) / PARTLY), logs, below=True))

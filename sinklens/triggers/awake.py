@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
-from sinklens.attention import AttentionCall, AttentionResult, Inner
 from sinklens.backends import Backend
+from sinklens.causal import calibrate
 from sinklens.errors import InputError
 from sinklens.normalizers import Constant
 from sinklens.observe import attention_patterns
@@ -125,12 +124,13 @@ def what_it_does(model: object, study: Study, cases: Sequence[Case], *, batch_si
     picks, calibration = (half[_spread(len(half), ABLATED)] for half in (study.conf, study.disc))
     prompts = study.prompts.select(torch.tensor(picks))
     heads = Heads.of(dict.fromkeys(case.head for case in cases))
-    means = mean_outputs(backend, study.prompts.select(torch.tensor(calibration)), heads, batch_size)
+    means = calibrate(model, study.prompts.select(torch.tensor(calibration)), heads, fit=False,
+                      skip_rows=study.protocol.skip_rows, batch_size=batch_size)  # fmt: skip
     clean = losses(backend, prompts, batch_size)
     table = pd.DataFrame([case.key for case in cases])
     change: dict[tuple[str, Head], np.ndarray] = {}
     for head in tqdm(heads, desc="ablating", unit="head", disable=not progress):
-        for kind, put in (("zero", Constant()), ("mean", Constant(means[head]))):
+        for kind, put in (("zero", Constant()), ("mean", Constant(means[head].output))):
             with patched(model, put, [head]):
                 change[kind, head] = losses(backend, prompts, batch_size) - clean
     for kind in ("zero", "mean"):
@@ -150,25 +150,6 @@ def losses(backend: Backend, prompts: PromptSet, batch_size: int) -> np.ndarray:
             loss = -log.gather(-1, tokens[:, 1:, None].to(log.device)).squeeze(-1)
             made[rows, :-1] = (loss.cpu() * (prompts.mask[rows, 1:] & prompts.mask[rows, :-1])).numpy()
     return made
-
-
-def mean_outputs(backend: Backend, prompts: PromptSet, heads: Heads, batch_size: int) -> dict[Head, Tensor]:
-    """Mean output of each head over real tokens, before W_O, ``[d_value]``."""
-    sums: dict[Head, Tensor] = {}
-    by_layer, real = heads.by_layer(), torch.zeros(0)
-
-    def collect(call: AttentionCall, inner: Inner) -> AttentionResult:
-        result = inner(call)
-        for head in by_layer.get(call.site.layer, ()):
-            total = (result.output[:, head].float() * real.to(result.output.device)[..., None]).sum((0, 1))
-            sums[Head(call.site.layer, head)] = sums.get(Head(call.site.layer, head), 0) + total
-        return result
-
-    with evaluating(backend.model), torch.inference_mode(), backend.attach(collect):
-        for rows, tokens, mask in prompts.batches(batch_size):
-            real = prompts.mask[rows].float()
-            backend.forward(tokens, mask, logits=False)
-    return {head: total / int(prompts.mask.sum()) for head, total in sums.items()}
 
 
 def _by_band(study: Study, picks: np.ndarray, case: Case, change: np.ndarray) -> np.ndarray:

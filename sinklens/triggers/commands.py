@@ -36,16 +36,16 @@ def triggers(
 
     Example: `sinklens triggers demo --out runs/triggers`
     """
-    from sinklens import cli
     from sinklens.errors import InputError
+    from sinklens.models import load, prompts_named
     from sinklens.triggers.finding import find_triggers
     from sinklens.triggers.showing import page_of
     from sinklens.triggers.study import Protocol
 
     if min(checks, function) < 0:
         raise InputError("checks are counted", expected="0 or more", got=min(checks, function))
-    network, tokenizer = cli.load(model, dtype, revision, device, backend)
-    chosen = cli.prompts_from(prompts, network, tokenizer, length, n, seed)
+    network, tokenizer = load(model, dtype=dtype, revision=revision, device=device, backend=backend)
+    chosen = prompts_named(prompts, network, tokenizer, length=length, count=n, seed=seed)
     report = find_triggers(network, chosen, protocol=Protocol(checks=checks, seed=seed), counterfactual=checks > 0,
                            function=function, progress=not quiet)  # fmt: skip
     report.save(out)
