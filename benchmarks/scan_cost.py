@@ -134,7 +134,8 @@ def table(rounds: int, peers: bool) -> list[str]:
             own = sorted(seconds[method])[rounds // 2] if method in seconds else one["seconds"]
             ratio = ratios.get(method, one["seconds"] / memory["plain"]["seconds"])
             cells = (own, ratio, one["gib"], one["gib"] / memory["plain"]["gib"])
-            lines.append(f"| {size[0]} x {size[1]} | {WORDS[method]} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
+            words = " | ".join(f"{cell:.2f}" if cell == cell else "out of memory" for cell in cells)
+            lines.append(f"| {size[0]} x {size[1]} | {WORDS[method]} | {words} |")
             print(lines[-1], flush=True)
     long = in_fresh_process("scan", LONG)
     needed = 4 * 30 * 9 * LONG[1] ** 2 / 2**30
