@@ -18,6 +18,7 @@ from .measures.sinks import SinkRule as SinkRule
 from .models import load as load
 from .normalizers import Constant as Constant
 from .normalizers import DropHeaviest as DropHeaviest
+from .normalizers import DropMatched as DropMatched
 from .normalizers import DropSink as DropSink
 from .normalizers import Entmax15 as Entmax15
 from .normalizers import HideSink as HideSink

@@ -131,21 +131,22 @@ app.add_typer(toy, name="toy")
 
 
 _MOST_IN_FULL = 40
-"""With more heads than this, `--full` runs the core six instead of everything."""
+"""With more heads than this, `--full` runs only what a verdict needs."""
 
 
 def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: Path, seed: int, quiet: bool, *,
               full: bool = False) -> None:  # fmt: skip
-    from sinklens.causal import CORE, FULL, SIX
+    from sinklens.causal import CORE, FULL
     from sinklens.causal import contrast as run
 
     chosen = _heads(heads, model, prompts, out, quiet)
     sets = [chosen] if together and len(chosen) > 1 else []
-    which = CORE if not full else FULL if len(chosen) <= _MOST_IN_FULL else SIX
-    if which is SIX:
-        _say(f"{len(chosen)} heads: the core six interventions and a verdict ({_MOST_IN_FULL} heads at most get all)")
+    many = full and len(chosen) > _MOST_IN_FULL
+    which = () if many else FULL if full else CORE
+    if many:
+        _say(f"{len(chosen)} heads: changed state by state, for a verdict ({_MOST_IN_FULL} at most get everything)")
     journal = out / "contrast.journal.jsonl" if full else None
-    result = run(model, prompts, chosen, sets=sets, interventions=which, judge=full, controls=which is not SIX,
+    result = run(model, prompts, chosen, sets=sets, interventions=which, judge=full, controls=not many,
                  journal=journal, seed=seed, progress=not quiet)  # fmt: skip
     save(result, out, result.plot())
     if full:

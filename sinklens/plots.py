@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from sinklens.causal import Contrast
     from sinklens.table import HeadTable
 
 MAP_SCALE = "Cividis"
@@ -116,11 +117,11 @@ def attention_map(pattern: Any, words: Sequence[str], *, hide: int = 1, title: s
     return figure
 
 
-def contrast_bars(result: HeadTable, metric: str = "kl") -> go.Figure:
+def contrast_bars(result: Contrast, metric: str = "kl") -> go.Figure:
     """Effects of every intervention, one panel a unit, tokens dormant and active side by side, with 95 % intervals."""
     from plotly.subplots import make_subplots
 
-    frame = result.frame[result.frame.metric == metric]
+    frame = result.shown[result.shown.metric == metric]
     units = list(dict.fromkeys(frame["heads"]))
     titles = [_unit_title(frame[frame["heads"] == unit].iloc[0]) for unit in units]
     columns = min(3, len(units))

@@ -125,6 +125,21 @@ def test_dropping_the_sink_is_softmax_plus_one_in_the_sink_gauge() -> None:
     torch.testing.assert_close(dropped, plus_one, atol=1e-6, rtol=1e-5)
 
 
+def test_matched_keys_weigh_as_much_as_the_sink() -> None:
+    scores = torch.randn(1, 1, 1, 400, generator=torch.Generator().manual_seed(0))
+    scores[..., 0] = 5.0
+    visible, sinks = torch.ones(400, dtype=torch.bool), torch.arange(400) == 0
+    plain = sl.Softmax().weights(scores, visible, sinks)
+    gone = plain - sl.DropMatched().weights(scores, visible, sinks)
+    # One key more or less is what the order allows.
+    assert abs(float(gone.sum() - plain[..., 0].sum())) <= float(plain[..., 1:].max())
+    assert float(gone[..., 0].sum()) == 0
+    # Where the sink outweighs all content, all content goes.
+    scores[..., 0] = 12.0
+    left = sl.DropMatched(renormalize=True).weights(scores, visible, sinks)
+    torch.testing.assert_close(left[..., 0].sum(), torch.tensor(1.0))
+
+
 def test_rows_without_the_sink_keep_the_raw_gauge() -> None:
     seen = torch.tensor([False, True, True, False])
     torch.testing.assert_close(sl.ReLU(gauge="sink").weights(Z, seen, SINK), torch.tensor([0.0, 1.0, 0.0, 0.0]))

@@ -42,6 +42,15 @@ def run(model: Any, heads: Any = "L1H2", count: int = 8, **options: Any) -> sl.C
     return sl.contrast(model, prompts, heads, resamples=100, progress=False, **options)
 
 
+def test_a_second_look_only_where_the_first_leaves_it_open() -> None:
+    def looked(kind: verdict_plants.Kind) -> set[str]:
+        totals = verdict_plants.contrast_of(kind, 0).frames["totals"]
+        return set(totals[totals["at"] == "dormant"].intervention)
+
+    assert looked("asleep") == {"Z", "C1"}
+    assert looked("clean") == {"Z", "C1", "C1m", "C2", "R1", "R2", "R1m", "R2m", "C4f", "C4f2"}
+
+
 def test_every_intervention_runs() -> None:
     found = run(tiny.causal(), interventions=list(INTERVENTIONS), controls=False)
     assert list(found.effects("L1H2").index) == list(INTERVENTIONS)

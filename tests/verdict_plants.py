@@ -100,8 +100,12 @@ def prompts(kind: Kind, seed: int = 0, count: int = 16, length: int = 64) -> sl.
     return sl.PromptSet.from_tokens(tokens)
 
 
+def contrast_of(kind: Kind, seed: int) -> sl.Contrast:
+    """The planted head, changed in every way that a verdict needs."""
+    return sl.contrast(plant(kind, seed), prompts(kind, seed), "L0H1", interventions=["Z"], judge=True, controls=False,
+                       resamples=500, progress=False)  # fmt: skip
+
+
 def verdict(kind: Kind, seed: int) -> sl.causal.Verdicts:
     """The verdict on the planted head."""
-    found = sl.contrast(plant(kind, seed), prompts(kind, seed), "L0H1", interventions=["Z"], judge=True, controls=False,
-                        resamples=500, progress=False)  # fmt: skip
-    return found.verdicts()
+    return contrast_of(kind, seed).verdicts()

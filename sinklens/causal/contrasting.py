@@ -18,6 +18,7 @@ from sinklens.causal.calibration import ACTIVE, DORMANT, HeadCalibration, calibr
 from sinklens.causal.interventions import CORE, Intervention
 from sinklens.causal.interventions import interventions as look_up
 from sinklens.causal.journal import Journal
+from sinklens.causal.rule import FEWEST, FIRST, SECOND, Evidence
 from sinklens.causal.sweep import Effects, Variant, sweep
 from sinklens.errors import InputError, PatchNotAppliedError, UnsupportedModelError
 from sinklens.measures import gram, ratio_interval
@@ -35,17 +36,7 @@ if TYPE_CHECKING:
 
 State = Literal["dormant", "active", "all", "trigger"]
 
-NEEDED = {
-    "dormant": look_up("Z,C1,C1m,C2,R1,R2,C4f,C4f2"),
-    "active": look_up("Z,C1,C1m,C4f,C4f2,Mn"),
-    "mixed": look_up("Z"),
-}
-"""What a verdict needs, done at the dormant tokens only, at the active tokens only, and at those between."""
-
 _OF_CONTROLS = look_up("C0,C1,C2,R2,Z")
-FEWEST = 30
-"""A state with fewer tokens than this is not tested by itself."""
-
 METRICS = {
     "kl": "KL(clean || changed) of the next token, nats a token",
     "dloss": "change of next-token loss, nats a token",
@@ -83,11 +74,11 @@ class Unit:
 
 
 class Contrast(HeadTable):
-    """What a contrast found, in long form: one row for each unit, intervention, state of the tokens, and metric.
+    """What a contrast found, in long form: one row for each unit, intervention, place, state of the tokens, and metric.
 
-    ``frames["totals"]`` holds the sums over tokens of every sequence, from which intervals can be made again. There,
-    ``at`` tells where an intervention was done: ``everywhere``, or only at the tokens of the state (see
-    :func:`contrast`).
+    ``at`` tells where an intervention was done: ``everywhere``, or only at the tokens of one state (see
+    :func:`contrast`). ``frames["totals"]`` holds the sums over tokens of every sequence, from which intervals can be
+    made again; ``frames["fits"]`` what was fitted.
     """
 
     kind: ClassVar[str] = "contrast"
@@ -98,6 +89,7 @@ class Contrast(HeadTable):
         "head": "query head, from 0; -1 for a set",
         "sink_mass": "mean weight on the sink, 0..1",
         "intervention": "see settings",
+        "at": "the tokens at which it was done",
         "tokens": "dormant (s >= .9), active (s <= .5), trigger, all",
         "share": "share of tokens in this state, 0..1",
         "count": "tokens",
@@ -114,8 +106,13 @@ class Contrast(HeadTable):
         asked = self.frame[self.frame.role == "sink"].drop_duplicates("heads")
         return Heads(Head(int(layer), int(head)) for layer, head in zip(asked.layer, asked["head"], strict=True))
 
-    def effects(self, heads: str, tokens: State = "all") -> pd.DataFrame:
+    def effects(self, heads: str, tokens: State = "all", at: str | None = None) -> pd.DataFrame:
         """One row an intervention, with columns ``kl, kl_low, kl_high`` and the same for every other metric.
+
+        Args:
+            heads: Name of a unit, as in the column ``heads``.
+            tokens: Which tokens the effects are measured at.
+            at: Where the interventions were done; ``everywhere`` unless the unit was only changed state by state.
 
         Raises:
             InputError: The heads were not tested; lists those that were.
@@ -123,7 +120,22 @@ class Contrast(HeadTable):
         known = list(dict.fromkeys(self.frame["heads"]))
         if heads not in known:
             raise InputError("these heads were not tested", expected=f"one of {', '.join(known)}", got=heads)
-        return self._wide[(self._wide["heads"] == heads) & (self._wide.tokens == tokens)].set_index("intervention")
+        wide = self._shown if at is None else self._wide[self._wide["at"] == at]
+        return wide[(wide["heads"] == heads) & (wide.tokens == tokens)].set_index("intervention")
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        """Rows of changes made everywhere; of units that were only changed state by state, those."""
+        return self.frame[self._is_shown(self.frame)]
+
+    @property
+    def _shown(self) -> pd.DataFrame:
+        return self._wide[self._is_shown(self._wide)]
+
+    def _is_shown(self, frame: pd.DataFrame) -> pd.Series:
+        everywhere = frame["at"] == "everywhere"
+        whole = set(frame.loc[everywhere & (frame.intervention != "C0"), "heads"])
+        return everywhere | (~frame["heads"].isin(whole) & (frame["at"] == frame.tokens))
 
     @cached_property
     def _wide(self) -> pd.DataFrame:
@@ -135,9 +147,11 @@ class Contrast(HeadTable):
         return wide
 
     def reading(self) -> str:
-        every = self._wide[self._wide.tokens == "all"].set_index(["heads", "intervention"])
-        lines = []
-        for head in self.heads:
+        everywhere = self._wide[(self._wide.tokens == "all") & (self._wide["at"] == "everywhere")]
+        every = everywhere.set_index(["heads", "intervention"])
+        whole = [head for head in self.heads if all((str(head), name) in every.index for name in ("C1", "C2", "Z"))]
+        lines = [] if whole else [f"{len(self.heads)} heads, changed state by state: see their verdicts."]
+        for head in whole:
             drop, forced, silent = (every.loc[(str(head), i)] for i in ("C1", "C2", "Z"))
             lines.append(
                 f"{head}: dropping its sink costs {drop.kl:.4f} nats of KL, dropping and renormalizing "
@@ -157,7 +171,7 @@ class Contrast(HeadTable):
 
     def preview(self) -> pd.DataFrame:
         """KL of every intervention, one row for each unit and state of its tokens."""
-        states = self._wide[self._wide.tokens.isin(["dormant", "active"]) & (self._wide["count"] > 0)]
+        states = self._shown[self._shown.tokens.isin(["dormant", "active"]) & (self._shown["count"] > 0)]
         keys = ["heads", "role", "tokens", "count"]
         wide = states.pivot(index=keys, columns="intervention", values="kl")
         order = list(dict.fromkeys(states.intervention))
@@ -204,7 +218,8 @@ def contrast(
         interventions: What to do, as objects or ids; ``C0`` is always added and must have no effect.
         judge: Also do what a verdict needs: each deciding intervention at the head's dormant tokens only, and at its
             active tokens only. An intervention done everywhere reaches a dormant token also through earlier tokens at
-            which the head was awake, and would be blamed on the dormant one.
+            which the head was awake, and would be blamed on the dormant one. A first look (silence, drop the sink)
+            settles most heads; only those it leaves open get a second one (renormalize, fitted ReLU, controls).
         calibration: Sequences for means and fits; every fourth test sequence is set aside for them by default.
         controls: Also test the head with the least sink mass in each tested layer.
         triggers: Token ids that wake a head; their tokens are reported apart, as state ``trigger``.
@@ -245,11 +260,16 @@ def contrast(
     fit = judge or any(intervention.fitted for intervention in chosen)
     calibrated = calibrate(model, calibration, every, fit=fit, sink_keys=keys, skip_rows=skip_rows,
                            batch_size=batch_size)  # fmt: skip
-    variants = [variant for unit in units for variant in _variants(unit, chosen, judge, calibrated, keys, totals)]
-    first_layers = {variant.first_layer for variant in variants}
-    grams = {site.layer: gram(backend.output_matrix(site)) for site in backend.sites if site.layer in first_layers}
+    plans = _Plans(calibrated, keys, totals)
+    variants = plans.everywhere(units, chosen)
+    if judge:
+        variants += plans.by_state(units, FIRST)
+    layers = {head.layer for unit in units for head in unit.heads}
+    grams = {site.layer: gram(backend.output_matrix(site)) for site in backend.sites if site.layer in layers}
+    looked = [i for look in (FIRST, SECOND) for needed in look.values() for i in needed] if judge else []
     settings = {
-        "metrics": METRICS, "interventions": {i.id: f"{i.words}: {i.isolates}" for i in chosen}, "judge": judge,
+        "metrics": METRICS, "interventions": {i.id: f"{i.words}: {i.isolates}" for i in [*chosen, *looked]},
+        "judge": judge,
         "sink_keys": keys.describe(), "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
         "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
         "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
@@ -257,19 +277,24 @@ def contrast(
     }  # fmt: skip
     made_from = provenance(backend.model, test.facts())
     with Journal.opened(journal, _identity(backend.model, variants, settings, test, batch_size, reuse)) as written:
-        parts = sweep(backend, test, variants, grams, batch_size=batch_size, reuse=reuse, progress=progress,
-                      done=lambda rows, chunk: written.has(_part(rows, chunk)))  # fmt: skip
-        for rows, outcomes in parts:
-            sums = [row for variant, effects in outcomes for row in totals.rows(rows, variant.name, effects)]
-            written.add(_part(rows, [variant for variant, _ in outcomes]), sums)
-        long = totals.frame(written.rows())
+
+        def run(variants: Sequence[Variant]) -> pd.DataFrame:
+            parts = sweep(backend, test, variants, grams, batch_size=batch_size, reuse=reuse, progress=progress,
+                          done=lambda rows, chunk: written.has(_part(rows, chunk)))  # fmt: skip
+            for rows, outcomes in parts:
+                sums = [row for variant, effects in outcomes for row in totals.rows(rows, variant.name, effects)]
+                written.add(_part(rows, [variant for variant, _ in outcomes]), sums)
+            return totals.frame(written.rows())
+
+        long, shares, fits = run(variants), totals.share(), _fits(calibrated)
+        if judge:
+            asked_units = [unit for unit in units if unit.role == "sink"]
+            looks = {u.name: Evidence(long, shares, fits, u.name, resamples, seed) for u in asked_units}
+            unsettled = [unit for unit in asked_units if looks[unit.name].settled() is None]
+            long = run(plans.by_state(unsettled, SECOND)) if unsettled else long
     _check_unchanged(long)
-    shares = totals.share()
-    frame = _table(long[long["at"] == "everywhere"], shares, resamples, seed)
-    frames = {"totals": long, "shares": shares}
-    if fit:
-        frames["fits"] = _fits(calibrated)
-    return Contrast(frame, settings, made_from, frames)
+    frames = {"totals": long, "shares": shares} | ({"fits": fits} if fit else {})
+    return Contrast(_table(long, shares, resamples, seed), settings, made_from, frames)
 
 
 def _check_names(units: Sequence[Unit]) -> None:
@@ -283,24 +308,41 @@ def _check_names(units: Sequence[Unit]) -> None:
         )
 
 
-def _variants(
-    unit: Unit, chosen: Sequence[Intervention], judge: bool, calibrated: Mapping[Head, HeadCalibration],
-    keys: SinkKeys, totals: _Totals,
-) -> Iterator[Variant]:  # fmt: skip
-    def variant(intervention: Intervention, at: str, where: Tensor | None) -> Variant:
-        plan = {head: intervention.normalizer(calibrated[head]) for head in unit.heads}
-        name = (unit.name, intervention.id, at)
-        return Variant(name, unit.heads, Patch.of(plan, keys), intervention.alter, where)
+@dataclass(frozen=True)
+class _Plans:
+    """Turns units and interventions into variants."""
 
-    everywhere = chosen if unit.role != "control" or len(chosen) <= len(CORE) else _OF_CONTROLS
-    yield from (variant(intervention, "everywhere", None) for intervention in everywhere)
-    if not judge or unit.role == "control":
-        return
-    states = totals.states(unit.name, slice(None))
-    for state, needed in NEEDED.items():
-        where = torch.from_numpy(states[state])
-        if int(where.sum()) >= FEWEST:
-            yield from (variant(intervention, state, where) for intervention in needed)
+    calibrated: Mapping[Head, HeadCalibration]
+    keys: SinkKeys
+    totals: _Totals
+
+    def everywhere(self, units: Sequence[Unit], chosen: Sequence[Intervention]) -> list[Variant]:
+        """Changes made at all tokens; the unchanged variant once for each layer that a variant may start in."""
+        variants, checked = [], set()
+        for unit in units:
+            few = unit.role == "control" and len(chosen) > len(CORE)
+            for intervention in _OF_CONTROLS if few else chosen:
+                start = min(unit.heads.by_layer())
+                if intervention.id != "C0" or start not in checked:
+                    variants.append(self._variant(unit, intervention, "everywhere", None))
+            checked.add(min(unit.heads.by_layer()))
+        return variants
+
+    def by_state(self, units: Sequence[Unit], needed: Mapping[str, Sequence[Intervention]]) -> list[Variant]:
+        """Changes made at the tokens of one state only, for states with enough tokens."""
+        variants = []
+        for unit in (unit for unit in units if unit.role != "control"):
+            states = self.totals.states(unit.name, slice(None))
+            for state, interventions in needed.items():
+                where = torch.from_numpy(states[state])
+                if int(where.sum()) >= FEWEST:
+                    variants += [self._variant(unit, change, state, where) for change in interventions]
+        return variants
+
+    def _variant(self, unit: Unit, intervention: Intervention, at: str, where: Tensor | None) -> Variant:
+        plan = {head: intervention.normalizer(self.calibrated[head]) for head in unit.heads}
+        name = (unit.name, intervention.id, at)
+        return Variant(name, unit.heads, Patch.of(plan, self.keys), intervention.alter, where)
 
 
 def _part(rows: slice, chunk: Sequence[Variant]) -> str:
@@ -375,11 +417,11 @@ class _Totals:
         return found | ({"trigger": counted & self.trigger[name][rows]} if name in self.trigger else {})
 
     def rows(self, rows: slice, name: tuple[str, ...], effects: Effects) -> Iterator[dict[str, Any]]:
-        """One row a state and sequence; a variant done at one state's tokens speaks of that state alone."""
+        """One row a state and sequence; a change made at one state's tokens speaks of that state, and of all tokens."""
         unit, intervention, at = name
         values = {key: getattr(effects, key).double().cpu().numpy() for key in (*METRICS, "scale")}
         for state, keep in self.states(unit, rows).items():
-            if at not in ("everywhere", state) or (state == "mixed" and at == "everywhere"):
+            if state == "mixed" if at == "everywhere" else state not in (at, "all"):
                 continue
             for offset, sequence in enumerate(range(rows.start, rows.stop)):
                 sums = {key: float((value[offset] * keep[offset]).sum()) for key, value in values.items()}
@@ -415,13 +457,14 @@ def _check_unchanged(long: pd.DataFrame) -> None:
 def _table(long: pd.DataFrame, share: pd.DataFrame, resamples: int, seed: int) -> pd.DataFrame:
     rows = []
     # The scale of the error is the clean head's variance over all tokens, the same for every state.
-    whole = long[(long.tokens == "all") & (long.intervention == "C0")].groupby("heads")[["scale", "count"]].sum()
-    for (name, intervention, state), group in long.groupby(["heads", "intervention", "tokens"], sort=False):
+    whole = long[long.tokens == "all"].groupby(["heads", "intervention", "at"])[["scale", "count"]].sum()
+    whole = whole.groupby("heads").first()
+    for (name, intervention, at, state), group in long.groupby(["heads", "intervention", "at", "tokens"], sort=False):
         for metric in METRICS:
             factor = 1.0 if metric != "output_error" else float(whole.loc[name, "count"] / whole.loc[name, "scale"])
             interval = ratio_interval(group[metric] * factor, group["count"], resamples=resamples,
                                       rng=np.random.default_rng(seed))  # fmt: skip
-            rows.append({"heads": name, "intervention": intervention, "tokens": state,
+            rows.append({"heads": name, "intervention": intervention, "at": at, "tokens": state,
                          "count": int(group["count"].sum()), "sequences": int((group["count"] > 0).sum()),
                          "metric": metric, **asdict(interval)})  # fmt: skip
     table = share.merge(pd.DataFrame(rows), on=["heads", "tokens"], how="right")

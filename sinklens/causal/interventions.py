@@ -18,6 +18,7 @@ from sinklens.errors import InputError
 from sinklens.normalizers import (
     Constant,
     DropHeaviest,
+    DropMatched,
     DropSink,
     Entmax15,
     HideSink,
@@ -135,6 +136,9 @@ _ALL = (
     Intervention("R1", "drop the heaviest content key", "specificity to the sink", lambda c: DropHeaviest()),
     Intervention("R2", "drop the heaviest content key, renormalize", "specificity to the sink",
                  lambda c: DropHeaviest(renormalize=True)),
+    Intervention("R1m", "drop random content keys of the sink's weight", "specificity to the sink",
+                 lambda c: DropMatched()),
+    Intervention("R2m", "the same, renormalized", "specificity to the sink", lambda c: DropMatched(renormalize=True)),
     Intervention("Z", "silence the head", "scale: does the head matter here at all?", lambda c: Constant()),
     Intervention("Mn", "head -> its mean output", "scale", lambda c: Constant(c.output)),
 )  # fmt: skip

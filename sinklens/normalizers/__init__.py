@@ -4,6 +4,7 @@ from sinklens.normalizers.base import Normalizer
 from sinklens.normalizers.edits import (
     Constant,
     DropHeaviest,
+    DropMatched,
     DropSink,
     HideSink,
     MeanSink,
@@ -21,6 +22,7 @@ from sinklens.normalizers.sparse import Entmax15, Sparsemax
 __all__ = [
     "Constant",
     "DropHeaviest",
+    "DropMatched",
     "DropSink",
     "Entmax15",
     "HideSink",

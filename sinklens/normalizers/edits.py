@@ -145,6 +145,37 @@ class DropHeaviest(Normalizer):
         return True
 
 
+@dataclass(frozen=True)
+class DropMatched(Normalizer):
+    """Softmax with a random set of non-sink keys set to 0 that weighs as much as the sink, or all that there is.
+
+    The control for "taking away that much weight matters, wherever it lies". A row takes its keys in an order that is
+    drawn once, until their weight comes as close to the sink's as that order allows.
+
+    Attributes:
+        renormalize: Whether the remaining weights are rescaled to sum to one.
+        seed: Seed of the order of the keys.
+    """
+
+    renormalize: bool = False
+    seed: int = 0
+
+    def weights(self, scores: Scores, visible: Mask, sink_keys: Mask) -> Scores:
+        weights = Softmax().weights(scores, visible, sink_keys)
+        order = torch.randperm(scores.shape[-1], generator=torch.Generator().manual_seed(self.seed)).to(scores.device)
+        content = weights.masked_fill(sink_keys, 0.0)[..., order]
+        # A key is in if at least half of it still fits under the sink's weight.
+        fits = content.cumsum(-1) - content / 2 <= (weights * sink_keys).sum(-1, keepdim=True)
+        dropped = torch.zeros_like(fits).index_copy(-1, order, fits) & visible & ~sink_keys
+        if self.renormalize:
+            return Softmax().weights(scores, visible & ~dropped, sink_keys)
+        return weights.masked_fill(dropped, 0.0)
+
+    @property
+    def uses_learned_sink(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True, eq=False)
 class Constant(Normalizer):
     """The head's output replaced by a constant: zero-ablation by default, mean-ablation with the mean output.

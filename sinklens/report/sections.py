@@ -103,7 +103,7 @@ def _judged(runs: Runs, head: Head) -> str:
 def _tested(runs: Runs, unit: str) -> str:
     if runs.contrast is None:
         return ""
-    frame = runs.contrast.frame
+    frame = runs.contrast.shown
     mine = frame[(frame["heads"] == unit) & (frame.metric == "kl")]
     if mine.empty:
         return ""

@@ -37,7 +37,8 @@ def what_it_reads(model: object, study: Study, cases: Sequence[Case], *, batch_s
 
     With p the weights on content keys (the sink left out), renormalized: ``effective_keys = exp(H(p))``,
     ``uniform_divergence = log n - H(p)``, and the shares of p on the previous token, the token itself, tokens that
-    followed an earlier copy of the attending token (induction), and punctuation or newlines (delimiters).
+    followed an earlier copy of the attending token (induction), and punctuation or newlines (delimiters); beside the
+    last two the share of such keys among all in view, which is what a uniform mean would put there.
     """
     picks = study.conf[_spread(len(study.conf), READ)]
     prompts = study.prompts.select(torch.tensor(picks))
@@ -77,18 +78,23 @@ def _read(content: np.ndarray, awake: np.ndarray, codes: np.ndarray, delimiter: 
         "uniform_divergence": np.log(np.maximum(n, 1)) - entropy,
         "previous_share": p[rows, np.maximum(queries - 1, 0)], "self_share": p[rows, queries],
         "induction_share": (p * followed).sum(-1), "delimiter_share": (p * delimiter[sequences]).sum(-1),
+        "induction_in_view": (followed & visible).sum(-1) / np.maximum(n, 1),
         "delimiters_in_view": (delimiter[sequences] & visible).sum(-1) / np.maximum(n, 1),
     }  # fmt: skip
     means = {name: float(values.mean()) for name, values in numbers.items()}
     return {"reads": _in_words(means), **means}
 
 
+_KINDS = {"previous_share": "previous token", "self_share": "itself", "induction_share": "induction",
+          "delimiter_share": "delimiters"}  # fmt: skip
+_IN_VIEW = {"induction_share": "induction_in_view", "delimiter_share": "delimiters_in_view"}
+
+
 def _in_words(means: dict[str, float]) -> str:
-    kinds = {"previous_share": "previous token", "self_share": "itself", "induction_share": "induction",
-             "delimiter_share": "delimiters"}  # fmt: skip
-    best = max(kinds, key=lambda name: means[name])
-    if means[best] >= 0.5:
-        return kinds[best]
+    best = max(_KINDS, key=lambda name: means[name])
+    # Where half of the keys are of a kind, as with the two labels of the toy task, half of the weight says nothing.
+    if means[best] >= 0.5 and means[best] >= 2 * means.get(_IN_VIEW.get(best, ""), 0.0):
+        return _KINDS[best]
     return "near uniform" if means["effective_share"] >= 0.5 else "selected tokens"
 
 
