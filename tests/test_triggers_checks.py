@@ -92,6 +92,11 @@ def test_what_is_read_by_hand() -> None:
     assert even["delimiters_in_view"] == 0.25
     assert even["reads"] == "near uniform"
     assert read(0, 0, 0.1, 0, 0)["reads"] == "induction"
+    mostly = np.array([[True, True, True, False, True]])
+    content = np.array([0, 0.2, 0.2, 0.2, 0.2], dtype=np.float32) * awake[:, :, None]
+    assert (
+        _read(content, awake, codes, mostly, hidden, True)["reads"] == "near uniform"
+    )  # 3 of 4 in view are delimiters
     previous = read(0, 0, 0, 0.1, 0)
     assert previous["previous_share"] == previous["delimiter_share"] == pytest.approx(1)
     assert read(0, 0, 0, 0, 0.5)["reads"] == "itself"

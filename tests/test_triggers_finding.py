@@ -52,7 +52,6 @@ def synthetic(mass: np.ndarray, prompts: sl.PromptSet) -> sl.Activity:
 
 @pytest.mark.parametrize(("name", "by"), [("softmax-1x1", "sink"), ("relu-1x1", "silence")])
 def test_trained_toys_wake_at_the_trigger(name: str, by: str) -> None:
-    """The softmax model sleeps on its sink; the ReLU model is conditional without one."""
     (row,) = find(load(name), toy_prompts(), SHORT).frame.itertuples()
     assert (row.direction, row.trigger, row.sleeps_by, row.grade) == ("wakes", "'trigger'", by, "strict")
     assert row.auroc > 0.99
@@ -61,29 +60,63 @@ def test_trained_toys_wake_at_the_trigger(name: str, by: str) -> None:
     assert row.reads == "near uniform"
 
 
+def sink_off_and_at_the_trigger(model: Any, prompts: sl.PromptSet) -> np.ndarray:
+    """Mean weight of every head on BOS, ``[head, 2]``: at content, and at the trigger."""
+    activity = sl.record_activity(model, prompts, batch_size=16, skip_rows=2, progress=False)
+    trigger, counted = np.array(prompts.labels) == "trigger", activity.counted(2)
+    return np.stack([activity.mass[:, counted & here].mean(-1) for here in (~trigger, trigger)], -1)
+
+
+def test_the_relu_toy_is_conditional_without_a_sink() -> None:
+    ((off, _),) = sink_off_and_at_the_trigger(load("relu-1x1"), toy_prompts())
+    assert off < 1e-3
+
+
 def test_every_head_of_a_two_layer_toy_is_found() -> None:
     found = find(load("softmax-2x2"), toy_prompts(), SHORT)
     assert set(found.graded("strict")) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_four_layer_toy_has_heads_of_both_directions(seed: int) -> None:
+    """Some heads of 16 sleep until the trigger, others park at it: those, and only those, whose sink mass says so."""
+    model, prompts = load("softmax-4x4", seed), toy_prompts()
+    strict = find(model, prompts, SHORT).frame.query("grade == 'strict'")
+    off, at = sink_off_and_at_the_trigger(model, prompts).T
+    for direction, expected in (("wakes", (off > 0.9) & (at < 0.3)), ("parks", (off < 0.3) & (at > 0.8))):
+        rows = strict[strict.direction == direction]
+        assert {4 * row.layer + row["head"] for _, row in rows.iterrows()} == set(np.flatnonzero(expected)) != set()
+        assert set(rows.trigger) == {"'trigger'"}
+        assert set(rows.reads) == {"near uniform"}
+        assert rows.low.min() > 0.9
+
+
 def test_construction_e_has_no_head_that_sleeps_off_the_trigger() -> None:
     """Two softmax heads without an off-trigger sink: nothing wakes; the second head parks at the trigger."""
-    (row,) = find(softmax_pair().model, toy_prompts(), SHORT).frame.itertuples()
+    model, prompts = softmax_pair().model, toy_prompts()
+    (row,) = find(model, prompts, SHORT).frame.itertuples()
     assert (row.layer, row.head, row.direction, row.trigger) == (0, 1, "parks", "'trigger'")
     assert row.low > 0.9
+    assert sink_off_and_at_the_trigger(model, prompts)[:, 0].max() < 0.3
 
 
-def test_backcopy_model_wakes_at_its_triggers_and_where_else_it_really_does() -> None:
-    """The named set is exactly the ids at which the head is awake on average; the task's triggers are among them."""
-    task, model = BigramBackcopy(), load("backcopy")
-    tokens = task.sample(120, Generator().manual_seed(3)).inputs
-    prompts = sl.PromptSet.from_tokens(tokens)
-    found = find(model, prompts, SHORT).confirmed
-    best = found[found.direction == "wakes"].iloc[0]
+@pytest.mark.parametrize("seed", [0, 1])
+def test_backcopy_model_wakes_at_its_triggers_and_where_else_it_really_does(seed: int) -> None:
+    """The named ids are exactly those at which the head leaves BOS: the task's triggers, where it reads the token
+    before, and a few ordinary ids, where it reads the token itself."""
+    task, model = BigramBackcopy(), load("backcopy", seed)
+    prompts = sl.PromptSet.from_tokens(task.sample(120, Generator().manual_seed(3)).inputs)
+    best = find(model, prompts, SHORT).confirmed.query("direction == 'wakes'").iloc[0]
     named = {int(token.strip("'")) for token in best.tokens.split(", ")}
-    mass = sl.record_activity(model, prompts, batch_size=16, progress=False).mass[0]
-    awake = {number for number in range(1, task.vocabulary) if mass[:, 3:][tokens[:, 3:] == number].mean() < 0.5}
-    assert named == awake >= set(task.trigger_ids)
+
+    pattern = sl.attention_patterns(model, prompts, [(0, 0)], batch_size=16)[sl.Head(0, 0)].numpy()
+    ids, places = prompts.tokens.numpy(), np.arange(task.length)
+    on = {"bos": pattern[:, :, 0], "before": pattern[:, places, places - 1], "itself": pattern[:, places, places]}
+    mean = {key: np.array([w[:, 3:][ids[:, 3:] == i].mean() for i in range(1, 33)]) for key, w in on.items()}
+    assert named == set(np.flatnonzero(mean["bos"] < 0.5) + 1) >= set(task.trigger_ids)
+    others = np.array(sorted(named - set(task.trigger_ids)))
+    assert mean["before"][np.array(task.trigger_ids) - 1].min() > 0.9
+    assert mean["itself"][others - 1].min() > 0.7
     assert best.grade == "strict"
 
 
