@@ -98,7 +98,8 @@ def record_activity(
     Args:
         model: A transformers model, a TransformerBridge, or a model with TransformerLens hooks.
         prompts: What to run.
-        sink_keys: Which keys count as the sink; the first visible token by default.
+        sink_keys: Which keys count as the sink; the first visible token by default. Explicit positions may be one row
+            for all sequences, or one a sequence.
         skip_rows: Rows at each sequence's start that sampled numbers leave out.
         batch_size: Sequences a forward pass.
         outputs: Also output norms and value ratios; without them those numbers are NaN.
@@ -108,7 +109,7 @@ def record_activity(
 
     Raises:
         MemoryLimitError: The estimate exceeds ``max_bytes``; nothing has run.
-        InputError: The sequences are no longer than ``skip_rows``.
+        InputError: The sequences are no longer than ``skip_rows``, or there are sink positions of other sequences.
         PatchNotAppliedError: An attention layer was not reached.
     """
     backend = verified(model)
@@ -117,16 +118,19 @@ def record_activity(
         raise InputError(
             f"the first {skip_rows} rows are left out", expected=f"prompts of more than {skip_rows} tokens", got=longest
         )
+    keys = sink_keys or SinkKeys()
+    if (given := keys.positions) is not None and given.ndim > 1 and len(given) not in (1, len(prompts)):
+        raise InputError("sink positions belong to sequences", expected=f"1 or {len(prompts)} rows", got=len(given))
     needed = estimate_bytes(backend, prompts, batch_size)
     if max_bytes is not None and needed > max_bytes:
         raise MemoryLimitError(
             "the run would not fit", expected=f"at most {max_bytes:,} bytes", got=f"about {needed:,} bytes"
         )
-    recorder = _Recorder(backend, prompts, sink_keys or SinkKeys(), skip_rows, outputs, locate)
+    recorder = _Recorder(backend, prompts, keys, skip_rows, outputs, locate)
     bar = tqdm(total=len(prompts), desc="recording heads", unit="seq", disable=not progress)
     with bar, evaluating(backend.model), torch.inference_mode():
         for rows, tokens, mask in prompts.batches(batch_size):
-            recorder.rows, recorder.real = rows, prompts.mask[rows]
+            recorder.rows, recorder.real, recorder.keys = rows, prompts.mask[rows], keys.select(rows)
             with backend.attach(recorder) as log:
                 backend.forward(tokens, mask, logits=False)
             if wrong := [site.layer for site in backend.sites if log.calls.get(site.layer) != 1]:
@@ -217,7 +221,7 @@ class _Recorder:
                  "value_norm", "value_ratio")  # fmt: skip
         self.numbers = {name: np.full((total, sequences), np.nan) for name in names}
         self.grams = {s.layer: gram(backend.output_matrix(s)) for s in self.sites} if outputs else {}
-        self.rows, self.real = slice(0), torch.zeros(0, dtype=torch.bool)
+        self.rows, self.real, self.keys = slice(0), torch.zeros(0, dtype=torch.bool), sink_keys  # of the present batch
 
     def __call__(self, call: AttentionCall, inner: Inner) -> AttentionResult:
         result = inner(call)
@@ -232,11 +236,11 @@ class _Recorder:
             self.numbers[name][heads, self.rows] = values.double().cpu().numpy().T
 
         four = mass_on(result, _FIRST_FOUR)
-        default = self.sink_keys == SinkKeys() and call.sink_logit is None
-        mass = four[..., 0] if default else mass_on(result, self.sink_keys).sum(-1)
+        default = self.keys == SinkKeys() and call.sink_logit is None
+        mass = four[..., 0] if default else mass_on(result, self.keys).sum(-1)
         self.mass[heads, self.rows] = (mass * real[:, None]).transpose(0, 1).cpu().numpy()
         put("first_four", _row_mean(four.sum(-1), counted))
-        self.uniform[layer, self.rows] = _uniform_mass(call, self.sink_keys).cpu().numpy() * real.cpu().numpy()
+        self.uniform[layer, self.rows] = _uniform_mass(call, self.keys).cpu().numpy() * real.cpu().numpy()
         if self.locate:
             self._sample(result, counted, put)
         if self.grams:
@@ -272,11 +276,11 @@ class _Recorder:
         grams = self.grams[call.site.layer]
         spots = real.any(0).nonzero().squeeze(-1)
         picks = spots[torch.linspace(0, len(spots) - 1, min(64, len(spots))).round().long().to(spots.device)]
-        positions, exists = call.sink_positions(self.sink_keys)
+        positions, exists = call.sink_positions(self.keys)
         sink = projected_norm(gather_keys(call.value, positions, call.heads), grams)
         sink = (sink * exists).sum(-1) / exists.sum(-1).clamp(min=1)
         others = projected_norm(gather_keys(call.value, picks.expand(call.batch, 1, -1), call.heads), grams)
-        weight = real[:, picks] & ~call.sink_mask(self.sink_keys)[:, 0, 0, picks]
+        weight = real[:, picks] & ~call.sink_mask(self.keys)[:, 0, 0, picks]
         return sink, _row_mean(others, weight)
 
     def activity(self) -> Activity:

@@ -167,6 +167,12 @@ class SinkKeys:
             raise InputError("sink positions count from 0", expected="one or more integers >= 0", got=positions)
         return cls(positions=torch.tensor([positions]))
 
+    def select(self, rows: slice | Tensor) -> SinkKeys:
+        """The keys of some sequences; unchanged where all sequences share theirs."""
+        if self.positions is None or self.positions.ndim < 2 or len(self.positions) == 1:
+            return self
+        return SinkKeys(self.first, self.positions[rows], self.learned)
+
     def describe(self) -> str:
         """Say in words which keys are meant."""
         if self.positions is not None:

@@ -123,15 +123,37 @@ def test_backcopy_model_wakes_at_its_triggers_and_where_else_it_really_does(seed
 PLANTS = {(0, 0): (5,), (0, 3): (9, 20), (1, 1): (30, 31, 32)}
 
 
+def named_by_head(report: TriggerReport) -> dict[tuple[int, int], set[int]]:
+    rows = report.confirmed
+    sets = [{int(token.strip("'")) for token in tokens.split(", ")} for tokens in rows.tokens]
+    return dict(zip(zip(rows.layer, rows["head"], strict=True), sets, strict=True))
+
+
+PLANTED = {head: set(ids) for head, ids in PLANTS.items()}
+
+
 @pytest.mark.parametrize("where", [{}, {"before": 1}, {"before": 3}, {"left_pad": 5}], ids=str)
 @pytest.mark.parametrize("family", ["GPT2", "Llama"])
 def test_planted_heads_are_found_wherever_the_sink_is(family: str, where: dict[str, int]) -> None:
-    found = find(planted.model(family, PLANTS), planted.prompts(**where)).confirmed
-    rows = zip(found.layer, found["head"], found.tokens, strict=True)
-    named = {(layer, head): {int(token.strip("'")) for token in tokens.split(", ")} for layer, head, tokens in rows}
-    assert named == {head: set(ids) for head, ids in PLANTS.items()}
-    assert set(found.grade) == {"strict"}
-    assert (found.direction == "wakes").all()
+    found = find(planted.model(family, PLANTS), planted.prompts(**where))
+    assert named_by_head(found) == PLANTED
+    assert set(found.confirmed.grade) == {"strict"}
+    assert (found.confirmed.direction == "wakes").all()
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+def test_planted_heads_are_found_with_the_sink_elsewhere_in_each_sequence(family: str) -> None:
+    """0 to 4 places of padding on the left, then 0 to 6 tokens before the sink: found by itself, or as it is told."""
+    tokens, row = tiny.tokens(80, 72, 0, vocab=36), torch.arange(80)
+    padding, before = row % 5, row // 5 % 7
+    tokens[row, padding + before] = planted.BOS
+    prompts = sl.PromptSet.from_tokens(tokens, torch.arange(72) >= padding[:, None])
+    model = planted.model(family, PLANTS)
+    found = find(model, prompts)
+    assert named_by_head(found) == PLANTED
+    assert set(found.confirmed.grade) == {"strict"}
+    told = find(model, prompts, sink_keys=sl.SinkKeys(positions=before[:, None]))
+    assert named_by_head(told) == PLANTED
 
 
 def test_function_check_sees_the_head_that_matters() -> None:
@@ -205,6 +227,9 @@ def test_bad_input_is_refused_with_what_would_do() -> None:
     with pytest.raises(sl.InputError, match="unknown feature: expected a Feature, or one of token"):
         find(None, planted.prompts(), features=["colour"])
     other = synthetic(np.full((2, 80, 64), 0.5), planted.prompts(seed=1))
+    elsewhere = sl.SinkKeys(positions=torch.zeros(79, 1, dtype=torch.long))
+    with pytest.raises(sl.InputError, match="sink positions belong to sequences: expected 1 or 80 rows, got 79"):
+        find(planted.model("GPT2", {}), planted.prompts(), sink_keys=elsewhere)
     with pytest.raises(sl.InputError, match="a recording belongs to its prompts"):
         find(None, planted.prompts(), activity=other)
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm.auto import tqdm
 
 from sinklens.measures import ratio_interval
+from sinklens.observe import record_activity
 from sinklens.prompts import PromptSet
 from sinklens.triggers.features import Feature, spoken
-from sinklens.triggers.states import keys_of, record_at, score_of
+from sinklens.triggers.states import score_of
 from sinklens.triggers.study import Case, Study
 
 SITES, TRIGGERS, CONTROLS = 16, 2, 8
@@ -174,9 +176,9 @@ def run(model: object, study: Study, trials: Sequence[Trial], batch_size: int, p
     with tqdm(total=len(trials), desc="changing tokens", unit="edit", disable=not progress) as bar:
         for part in np.array_split(order, max(1, -(-len(order) // batch))) if len(order) else []:
             some = [trials[i] for i in part]
-            sequences = np.array([trial.sequence for trial in some])
-            activity = record_at(model, edited(study, some), keys_of(study.activity.sink_keys, sequences),
-                                 batch_size=batch, skip_rows=0, locate=False)  # fmt: skip
+            keys = study.activity.sink_keys.select(torch.tensor([trial.sequence for trial in some]))
+            activity = record_activity(model, edited(study, some), sink_keys=keys, batch_size=batch, skip_rows=0,
+                                       locate=False, progress=False)  # fmt: skip
             reads = [trial.read for trial in some]
             mass[:, part], norm[:, part] = (a[:, np.arange(len(some)), reads] for a in (activity.mass, activity.norm))
             bar.update(len(some))

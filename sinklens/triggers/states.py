@@ -6,7 +6,7 @@ attention) can sleep without a sink, by writing nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -94,16 +94,23 @@ def record_located(model: object, prompts: PromptSet, *, batch_size: int = 2, sk
 
     The recording's ``sink_keys`` then hold one position for each sequence.
     """
-    first = record_activity(model, prompts, batch_size=batch_size, skip_rows=skip_rows, progress=progress)
-    sink_at = find_sinks(first)
-    moved = np.flatnonzero(sink_at > 0)
+
+    def record(some: PromptSet, keys: SinkKeys) -> Activity:
+        return record_activity(model, some, sink_keys=keys, batch_size=batch_size, skip_rows=skip_rows,
+                               progress=progress)  # fmt: skip
+
+    made = record(prompts, SinkKeys())
+    sink_at = torch.tensor(find_sinks(made))
+    moved = sink_at.nonzero().flatten()
     if not len(moved):
-        return first
-    stayed = np.flatnonzero(sink_at == 0)
-    keys = SinkKeys(positions=torch.tensor(sink_at)[:, None])
-    again = record_at(model, prompts.select(torch.tensor(moved)), keys_of(keys, moved), batch_size=batch_size,
-                      skip_rows=skip_rows, progress=progress)  # fmt: skip
-    return _joined(prompts, keys, [(stayed, _rows(first, stayed)), (moved, again)])
+        return made
+    keys = SinkKeys(positions=sink_at[:, None])
+    again = record(prompts.select(moved), keys.select(moved))
+    for name in ("mass", "norm", "uniform"):
+        getattr(made, name)[:, moved] = getattr(again, name)
+    for name, values in made.per_sequence.items():
+        values[:, moved] = again.per_sequence[name]
+    return replace(made, sink_keys=keys)
 
 
 def find_sinks(activity: Activity) -> np.ndarray:
@@ -115,45 +122,3 @@ def find_sinks(activity: Activity) -> np.ndarray:
     votes = np.where(np.nan_to_num(mass) > _STRONG, mass, 0.0)
     columns = zip(np.nan_to_num(place).astype(int).T, votes.T, strict=True)
     return np.array([int(np.bincount(spots, weights).argmax()) for spots, weights in columns])
-
-
-def keys_of(keys: SinkKeys, sequences: np.ndarray) -> SinkKeys:
-    """The sink keys of some sequences of a prompt set."""
-    if keys.positions is None or len(keys.positions) == 1:
-        return keys
-    return SinkKeys(positions=keys.positions[torch.as_tensor(sequences)], learned=keys.learned)
-
-
-def record_at(model: object, prompts: PromptSet, keys: SinkKeys, *, batch_size: int = 2, skip_rows: int = 8,
-              locate: bool = True, progress: bool = False) -> Activity:  # fmt: skip
-    """Record with given sink keys, which may differ from sequence to sequence."""
-    options = {"batch_size": batch_size, "skip_rows": skip_rows, "locate": locate, "progress": progress}
-    if keys.positions is None or len(keys.positions) == 1:
-        return record_activity(model, prompts, sink_keys=keys, **options)  # type: ignore[arg-type]
-    places, group = np.unique(keys.positions.flatten(1).numpy(), axis=0, return_inverse=True)
-    parts = []
-    for number in range(len(places)):
-        rows = np.flatnonzero(group == number)
-        shared = SinkKeys(positions=keys.positions[rows[:1]], learned=keys.learned)
-        parts.append((rows, record_at(model, prompts.select(torch.tensor(rows)), shared, **options)))  # type: ignore[arg-type]
-    return _joined(prompts, keys, parts)
-
-
-def _joined(prompts: PromptSet, keys: SinkKeys, parts: list[tuple[np.ndarray, Activity]]) -> Activity:
-    parts = [(rows, activity) for rows, activity in parts if len(rows)]
-    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
-
-    def join(arrays: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate(arrays, 1)[:, order]
-
-    made = [activity for _, activity in parts]
-    numbers = {name: join([a.per_sequence[name] for a in made]) for name in made[0].per_sequence}
-    return Activity(prompts, made[0].sites, keys, join([a.mass for a in made]), join([a.norm for a in made]),
-                    join([a.uniform for a in made]), numbers)  # fmt: skip
-
-
-def _rows(activity: Activity, rows: np.ndarray) -> Activity:
-    numbers = {name: values[:, rows] for name, values in activity.per_sequence.items()}
-    prompts = activity.prompts if not len(rows) else activity.prompts.select(torch.tensor(rows))
-    return Activity(prompts, activity.sites, activity.sink_keys, activity.mass[:, rows], activity.norm[:, rows],
-                    activity.uniform[:, rows], numbers)  # fmt: skip
