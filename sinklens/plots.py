@@ -174,7 +174,8 @@ def _bars(part: pd.DataFrame, state: str, color: str, *, legend: bool) -> go.Bar
 
 def trigger_map(report: HeadTable, most: int = 40) -> go.Figure:
     """Confirmed trigger heads by the members of their sets: how much more often a head is awake at each."""
-    rows = report.frame[report.frame.grade != "unconfirmed"].head(most)
+    confirmed = report.frame[report.frame.grade != "unconfirmed"]
+    rows = confirmed.head(most)
     cells = report.frames["members"].merge(rows[["layer", "head", "direction"]]) if len(rows) else rows
     figure = go.Figure()
     heads = [f"L{layer}H{head}" for layer, head in zip(rows.layer, rows["head"], strict=True)]
@@ -189,8 +190,10 @@ def trigger_map(report: HeadTable, most: int = 40) -> go.Figure:
             colorbar={"title": {"text": "awake: risk difference", "side": "right"}, "thickness": 14},
         )  # fmt: skip
     wide, high = (cells.words.nunique() if len(cells) else 0), len(set(heads))
+    which = f"the {most} best explained of {len(confirmed)} sets" if len(confirmed) > most else f"{len(rows)} sets"
+    title = f"What wakes heads (red), or makes them park (blue)<br><sup>{which}</sup>"
     figure.update_layout(
-        title={"text": "What wakes heads (red), or makes them park (blue)", "font": {"size": 14}},
+        title={"text": title, "font": {"size": 14}},
         template="plotly_white",
         width=max(420, 190 + 19 * wide), height=max(260, 230 + 18 * high), margin={"l": 70, "r": 30, "t": 60, "b": 150},
     )  # fmt: skip

@@ -161,8 +161,10 @@ def test_function_check_sees_the_head_that_matters() -> None:
     made = planted.model("GPT2", {(1, 1): (30, 31)})
     with torch.no_grad():
         made.transformer.h[1].attn.c_proj.weight[8:16] *= 200
-    found = find(made, planted.prompts(), function=1, counterfactual=False, reading=False).confirmed.iloc[0]
+    report = find(made, planted.prompts(), function=1, counterfactual=False, reading=False)
+    found = report.confirmed.iloc[0]
     assert found.grade == "associated"
+    assert "; not checked by changing tokens: 1." in report.reading()
     assert found.mean_loss_low <= found.mean_loss <= found.mean_loss_high
     assert abs(found.zero_loss) + abs(found.mean_loss) > 1e-4
 
@@ -276,6 +278,9 @@ def test_shown_text_is_escaped_and_triggers_are_marked(report: TriggerReport, tm
     file = page_of(report).save(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "http" not in file
     assert "color-scheme:light dark" in file
+    assert "All confirmed sets." in file
+    many = TriggerReport(pd.concat([report.frame] * 20), report.settings, report.provenance, report.frames)
+    assert "The 40 best explained of 60 confirmed sets." in page_of(many).body
     with pytest.raises(sl.InputError, match=r"this head has no confirmed triggers: expected one of .*L0H3.*, got L0H1"):
         report.show("L0H1")
 

@@ -55,19 +55,23 @@ def triggers(
 
 
 def _show(report: TriggerReport, out: Path) -> None:
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     from sinklens.vocabulary import Head
 
     console = Console()
-    table = Table(title="Trigger sets, best explained first", title_justify="left")
-    for name in ("head", "", "trigger", "asleep", "AUROC", "risk difference", "grade"):
+    # Narrow enough that a terminal of 80 columns leaves room for the words.
+    table = Table(
+        title="Trigger sets, best explained first", title_justify="left", box=SIMPLE, padding=0, pad_edge=False
+    )
+    for name in ("head", "trigger", "asleep", "risk difference", "grade"):
         table.add_column(name, no_wrap=name != "trigger")
     for _, row in report.confirmed.head(20).iterrows():
-        table.add_row(str(Head(int(row.layer), int(row["head"]))), row.direction, row.trigger,
-                      f"{row.dormant_fraction:.2f}", f"{row.auroc:.2f}",
-                      f"{row.risk_difference:.2f} [{row.low:.2f}, {row.high:.2f}]", row.grade)  # fmt: skip
+        table.add_row(f"{Head(int(row.layer), int(row['head']))} {row.direction}", row.trigger,
+                      f"{row.dormant_fraction:.2f}", f"{row.risk_difference:.2f} [{row.low:.2f}, {row.high:.2f}]",
+                      row.grade)  # fmt: skip
     if table.rows:
         console.print(table, markup=False)
     console.print(report.reading(), markup=False, soft_wrap=True)

@@ -102,7 +102,9 @@ class TriggerReport(HeadTable):
             return f"No trigger heads: {self.settings['why_empty']}."
         counts = self.frame.grade.value_counts()
         listed = ", ".join(f"{counts.get(grade, 0)} {grade}" for grade in GRADES)
-        lines = [f"{len(self.frame)} trigger sets at {len(self.heads)} heads: {listed}."]
+        unchecked = int((self.confirmed.counterfactual == "not run").sum())
+        listed += f"; not checked by changing tokens: {unchecked}" if unchecked else ""
+        lines = [f"{len(self.frame)} trigger sets at {len(set(self.heads))} heads: {listed}."]
         lines += [f"{sentence(row)}." for _, row in self.confirmed.head(3).iterrows()]
         return " ".join(lines)
 

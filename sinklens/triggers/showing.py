@@ -5,6 +5,7 @@ Text takes the page's own colour and the background is a see-through orange, so 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from sinklens.triggers.report import TriggerReport
 
+# The map is drawn for a light page; turning lightness round and hue back keeps red red and blue blue in the dark.
 STYLE = """<style>
 .sinklens{font:15px/1.7 system-ui,sans-serif;max-width:62em}
 .sinklens p.text{font:14px/1.9 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
@@ -27,8 +29,13 @@ STYLE = """<style>
 .sinklens .t{text-decoration:underline;text-decoration-thickness:2px;text-underline-offset:.25em}
 .sinklens .skipped{opacity:.45}
 .sinklens .legend span{padding:.1em .6em}
-.sinklens table{border-collapse:collapse;font-size:13px}
-.sinklens td,.sinklens th{padding:.2em .7em;text-align:left;vertical-align:top;border-bottom:1px solid #8884}
+.sinklens .wide{overflow-x:auto}
+.sinklens table{border-collapse:collapse;font-size:13px;line-height:1.4}
+.sinklens caption{text-align:left;padding:.5em .7em}
+.sinklens td,.sinklens th{padding:.3em .7em;text-align:left;vertical-align:top;border-bottom:1px solid #8884}
+.sinklens td{white-space:nowrap}
+.sinklens td.words{white-space:normal;min-width:12em}
+@media (prefers-color-scheme:dark){.sinklens .svg-container{filter:invert(.93) hue-rotate(180deg)}}
 </style>"""
 ORANGE, STRONGEST = "230,140,0", 0.6
 
@@ -53,7 +60,8 @@ class Page:
         return (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>'
             '<meta name="viewport" content="width=device-width"><style>:root{color-scheme:light dark}'
-            f"body{{margin:2em}}</style></head><body>{self._repr_html_()}</body></html>\n"
+            "body{margin:2em}.sinklens .wide{width:calc(100vw - 5em);max-width:90em}"
+            f"</style></head><body>{self._repr_html_()}</body></html>\n"
         )
 
     def save(self, path: str | Path) -> Path:
@@ -115,20 +123,28 @@ def page_of(report: TriggerReport, figure: str = "", most: int = 6) -> Page:
     parts = [f"<h2>{escape(title)}</h2><p>{escape(report.reading())}</p>", figure]
     rows = report.confirmed
     if not rows.empty:
-        parts.append(_table(rows.head(40)))
+        parts.append(_table(rows))
     for _, row in rows.head(most).iterrows():
         parts.append(passages_of(report, Head(int(row.layer), int(row["head"])), row.direction).body)
     return Page(title, "".join(parts))
 
 
-def _table(rows: pd.DataFrame) -> str:
+def _table(rows: pd.DataFrame, most: int = 40) -> str:
     names = ("head", "direction", "trigger", "tokens", "asleep", "AUROC", "precision", "recall", "risk difference",
              "counterfactual", "grade")  # fmt: skip
-    lines = ["<table><tr>", *(f"<th>{name}</th>" for name in names), "</tr>"]
-    for _, row in rows.iterrows():
+    which = f"The {most} best explained of {len(rows)} confirmed sets." if len(rows) > most else "All confirmed sets."
+    lines = [
+        f'<div class="wide"><table><caption>{which}</caption><tr>',
+        *(f"<th>{name}</th>" for name in names),
+        "</tr>",
+    ]
+    for _, row in rows.head(most).iterrows():
         numbers = (f"{row[name]:.2f}" for name in ("dormant_fraction", "auroc", "precision", "recall"))
         interval = f"{row.risk_difference:.2f} [{row.low:.2f}, {row.high:.2f}]"
-        cells = (Head(int(row.layer), int(row["head"])), row.direction, row.trigger, row.tokens, *numbers, interval,
-                 row.counterfactual, row.grade)  # fmt: skip
-        lines += ["<tr>", *(f"<td>{escape(str(cell))}</td>" for cell in cells), "</tr>"]
-    return "".join([*lines, "</table>"])
+        # A space inside quotes is no place to break a line.
+        words = (escape(re.sub(r"(?<=') | (?=',|'$)", "\u00a0", text)) for text in (row.trigger, row.tokens))
+        cells = (*numbers, interval, row.counterfactual, row.grade)
+        lines += [f"<tr><td>{Head(int(row.layer), int(row['head']))}</td><td>{escape(row.direction)}</td>",
+                  *(f'<td class="words">{text}</td>' for text in words),
+                  *(f"<td>{escape(str(cell))}</td>" for cell in cells), "</tr>"]  # fmt: skip
+    return "".join([*lines, "</table></div>"])
