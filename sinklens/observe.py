@@ -6,6 +6,8 @@ entropy and row sums come from a sample of query rows, exact on those rows.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +34,9 @@ from sinklens.vocabulary import Head, Heads, HeadsLike, SinkKeys, Site
 
 SAMPLED_ROWS = 32
 """Query rows a sequence from which the sink's place, entropy and row sums are read."""
+
+DISK_FROM = 2**30
+"""Bytes of a recording from which its arrays lie in temporary files instead of memory."""
 
 _FIRST_FOUR = SinkKeys(first=4)
 
@@ -91,6 +96,7 @@ def record_activity(
     outputs: bool = True,
     locate: bool = True,
     max_bytes: int | None = None,
+    disk_from: int = DISK_FROM,
     progress: bool = True,
 ) -> Activity:
     """Record the sink mass and output norm of every head at every token, in one pass at the cost of a forward.
@@ -105,10 +111,12 @@ def record_activity(
         outputs: Also output norms and value ratios; without them those numbers are NaN.
         locate: Also where the sink is, entropy and row sums; without them those numbers are NaN.
         max_bytes: Refuse to start if :func:`estimate_bytes` exceeds this.
+        disk_from: From this many bytes on, ``mass``, ``norm`` and ``uniform`` are memory-mapped temporary files, in the
+            folder that ``TMPDIR`` names; they go when the recording goes.
         progress: Show a progress bar.
 
     Raises:
-        MemoryLimitError: The estimate exceeds ``max_bytes``; nothing has run.
+        MemoryLimitError: The estimate exceeds ``max_bytes``, or the disk has no room; nothing has run.
         InputError: The sequences are no longer than ``skip_rows``, or there are sink positions of other sequences.
         PatchNotAppliedError: An attention layer was not reached.
     """
@@ -126,7 +134,8 @@ def record_activity(
         raise MemoryLimitError(
             "the run would not fit", expected=f"at most {max_bytes:,} bytes", got=f"about {needed:,} bytes"
         )
-    recorder = _Recorder(backend, prompts, keys, skip_rows, outputs, locate)
+    on_disk = _too_large_for_memory(record_bytes(backend, prompts), disk_from)
+    recorder = _Recorder(backend, prompts, keys, skip_rows, outputs, locate, on_disk)
     bar = tqdm(total=len(prompts), desc="recording heads", unit="seq", disable=not progress)
     with bar, evaluating(backend.model), torch.inference_mode():
         for rows, tokens, mask in prompts.batches(batch_size):
@@ -141,12 +150,20 @@ def record_activity(
     return recorder.activity()
 
 
+def record_bytes(backend: Backend, prompts: PromptSet) -> int:
+    """How large ``mass``, ``norm`` and ``uniform`` are together."""
+    return 4 * prompts.mask.numel() * sum(2 * site.heads + 1 for site in backend.sites)
+
+
 def estimate_bytes(backend: Backend, prompts: PromptSet, batch_size: int) -> int:
-    """About how much memory a recording needs beyond the model: the record, and one batch's largest tensors."""
+    """About how much memory a recording needs beyond the model: the record, and one batch's largest tensors.
+
+    The record counts wherever it lies, since whatever is computed from it reads it into memory.
+    """
     sequences, length = prompts.mask.shape
     heads = sum(site.heads for site in backend.sites)
     widest = max(site.heads for site in backend.sites)
-    record = 4 * length * sequences * (2 * heads + len(backend.sites)) + 8 * 7 * heads * sequences
+    record = record_bytes(backend, prompts) + 8 * 7 * heads * sequences
     config = getattr(backend.model, "config", None) or getattr(backend.model, "cfg", None)
     width = int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or 1)
     inner = int(getattr(config, "intermediate_size", 0) or 4 * width)
@@ -204,9 +221,8 @@ def mass_on(result: AttentionResult, sink_keys: SinkKeys) -> Tensor:
 class _Recorder:
     """The watching route behind :func:`record_activity`."""
 
-    def __init__(
-        self, backend: Backend, prompts: PromptSet, sink_keys: SinkKeys, skip_rows: int, outputs: bool, locate: bool
-    ) -> None:
+    def __init__(self, backend: Backend, prompts: PromptSet, sink_keys: SinkKeys, skip_rows: int, outputs: bool,
+                 locate: bool, on_disk: bool) -> None:  # fmt: skip
         self.locate = locate
         self.backend, self.prompts, self.sink_keys, self.skip_rows = backend, prompts, sink_keys, skip_rows
         self.sites = backend.sites
@@ -214,9 +230,11 @@ class _Recorder:
             zip([s.layer for s in self.sites], np.cumsum([0, *(s.heads for s in self.sites)]), strict=False)
         )
         total, (sequences, length) = sum(site.heads for site in self.sites), prompts.mask.shape
-        self.mass = np.zeros((total, sequences, length), dtype=np.float32)
-        self.norm = np.full_like(self.mass, np.nan if not outputs else 0.0)
-        self.uniform = np.zeros((len(self.sites), sequences, length), dtype=np.float32)
+        self.mass, self.norm, self.uniform = (
+            _zeros((rows, sequences, length), on_disk) for rows in (total, total, len(self.sites))
+        )
+        if not outputs:
+            self.norm[:] = np.nan
         names = ("first_four", "located_mass", "located_position", "entropy", "row_sum", "row_sum_error",
                  "value_norm", "value_ratio")  # fmt: skip
         self.numbers = {name: np.full((total, sequences), np.nan) for name in names}
@@ -285,6 +303,24 @@ class _Recorder:
 
     def activity(self) -> Activity:
         return Activity(self.prompts, self.sites, self.sink_keys, self.mass, self.norm, self.uniform, self.numbers)
+
+
+def _too_large_for_memory(size: int, disk_from: int) -> bool:
+    folder = tempfile.gettempdir()
+    # A mapped file is filled late: without room on the disk the process would die without a word.
+    if size >= disk_from and (free := shutil.disk_usage(folder).free) < size:
+        raise MemoryLimitError(
+            "the disk has no room for the recording", expected=f"{size:,} free bytes in {folder}", got=f"{free:,}"
+        )
+    return size >= disk_from
+
+
+def _zeros(shape: tuple[int, ...], on_disk: bool) -> np.ndarray:
+    """Float32 zeros in memory, or mapped to a temporary file that goes with the array."""
+    if not on_disk:
+        return np.zeros(shape, dtype=np.float32)
+    with tempfile.TemporaryFile(prefix="sinklens-") as file:
+        return np.memmap(file, dtype=np.float32, mode="w+", shape=shape)
 
 
 def _row_mean(values: Tensor, counted: Tensor) -> Tensor:

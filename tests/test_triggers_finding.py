@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from torch import Generator
 
 import sinklens as sl
+from sinklens.errors import MemoryLimitError
 from sinklens.toy.backcopy import BigramBackcopy
 from sinklens.toy.constructions import softmax_pair
 from sinklens.toy.shipped import load
@@ -247,6 +251,31 @@ def test_halves_are_disjoint_and_share_every_domain() -> None:
 
 def test_holm_by_hand() -> None:
     np.testing.assert_allclose(holm(np.array([0.01, 0.04, 0.03])), [0.03, 0.06, 0.06])
+
+
+def test_a_recording_on_disk_gives_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = planted.model("GPT2", PLANTS), planted.prompts(before=2)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = [sl.record_activity(model, prompts, sink_keys=sl.SinkKeys.at(2), batch_size=16, disk_from=size, progress=False)
+            for size in (2**30, 0)]  # fmt: skip
+    for name in ("mass", "norm", "uniform"):
+        memory, disk = (getattr(activity, name) for activity in made)
+        assert isinstance(disk, np.memmap)
+        assert not isinstance(memory, np.memmap)
+        np.testing.assert_array_equal(disk, memory)
+    assert list(tmp_path.iterdir()) == []  # the files go with the arrays
+    in_memory, on_disk = (find(model, prompts, activity=activity) for activity in made)
+    pd.testing.assert_frame_equal(on_disk.frame, in_memory.frame)
+    no_outputs = sl.record_activity(model, prompts, outputs=False, batch_size=16, disk_from=0, progress=False)
+    assert np.isnan(no_outputs.norm).all()
+
+
+def test_a_disk_without_room_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5))
+    with pytest.raises(
+        MemoryLimitError, match=r"the disk has no room for the recording: expected .* free bytes in .*, got 5"
+    ):
+        sl.record_activity(planted.model("GPT2", PLANTS), planted.prompts(), disk_from=0, progress=False)
 
 
 @pytest.fixture(scope="module")

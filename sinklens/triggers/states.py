@@ -70,19 +70,21 @@ def read_states(activity: Activity, skip_rows: int, *, asleep: float = ASLEEP) -
 def _unnormalized(activity: Activity, counted: np.ndarray) -> np.ndarray:
     """Heads whose rows do not sum to one, a learned sink's share included (it counts as mass on the sink)."""
     error = np.nan_to_num(activity.per_sequence["row_sum_error"]).max(1)
-    mass = (activity.mass * counted).sum((1, 2)) / max(counted.sum(), 1)
+    # A product of matrices, so that a recording on disk is read and not copied.
+    mass = activity.mass.reshape(len(error), -1) @ counted.ravel().astype(np.float32) / max(counted.sum(), 1)
     return (error > 0.1) & (np.nan_to_num(activity.per_sequence["row_sum"], nan=1.0).mean(1) + mass < 0.9)
 
 
 def score_of(mass: np.ndarray, norm: np.ndarray, silent: np.ndarray, reference: np.ndarray,
              asleep: float = ASLEEP) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Score and sleep of every head from mass and norm, both ``[head, ...]``."""
-    clipped = np.clip(mass, _EPS, 1 - _EPS)
-    score: np.ndarray = np.log1p(-clipped) - np.log(clipped)
+    clipped: np.ndarray = np.clip(np.asarray(mass), _EPS, 1 - _EPS)
+    score = np.log1p(-clipped)
+    score -= np.log(clipped, out=clipped)
     sleeps: np.ndarray = np.asarray(mass >= asleep)
     written = norm[silent] / reference[silent].reshape(-1, *(1,) * (norm.ndim - 1))
     score[silent], sleeps[silent] = np.log(np.maximum(written, _EPS)), written <= DORMANT_RATIO
-    return score.astype(np.float32), sleeps
+    return score.astype(np.float32, copy=False), sleeps
 
 
 # ---- recording where the sink is not known --------------------------------------------------------------------------
