@@ -3,6 +3,7 @@
 from sinklens.causal.calibration import HeadCalibration, ReLUFit, calibrate, fit_relu
 from sinklens.causal.contrasting import Contrast, Unit, contrast
 from sinklens.causal.interventions import CORE, FULL, INTERVENTIONS, SIX, Intervention, interventions
+from sinklens.causal.screening import Screening, screen
 from sinklens.causal.verdicts import MEANINGS, Verdicts, judge
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "HeadCalibration",
     "Intervention",
     "ReLUFit",
+    "Screening",
     "Unit",
     "Verdicts",
     "calibrate",
@@ -22,4 +24,5 @@ __all__ = [
     "fit_relu",
     "interventions",
     "judge",
+    "screen",
 ]

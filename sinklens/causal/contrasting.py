@@ -248,7 +248,7 @@ def contrast(
     if not asked and not groups:
         raise InputError("a contrast needs heads", expected="at least one head", got="none")
     chosen = tuple({i.id: i for i in look_up(["C0", *interventions])}.values())
-    calibration, test = _split(prompts, calibration)
+    calibration, test = split(prompts, calibration)
     keys = sink_keys or SinkKeys()
     activity = record_activity(model, test, sink_keys=keys, skip_rows=skip_rows, batch_size=batch_size, outputs=False,
                                locate=False, progress=progress)  # fmt: skip
@@ -363,7 +363,12 @@ def _identity(model: Any, variants: Sequence[Variant], settings: Mapping[str, An
     }  # fmt: skip
 
 
-def _split(prompts: PromptSet, calibration: PromptSet | None) -> tuple[PromptSet, PromptSet]:
+def split(prompts: PromptSet, calibration: PromptSet | None) -> tuple[PromptSet, PromptSet]:
+    """Calibration and test sequences: as given, or every fourth sequence set aside.
+
+    Raises:
+        InputError: They share a sequence, or there are too few.
+    """
     if calibration is None:
         if len(prompts) < 4:
             raise InputError(

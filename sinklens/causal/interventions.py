@@ -75,6 +75,11 @@ class Intervention:
         )  # fmt: skip
 
 
+def _same(normalizer: Normalizer) -> Callable[[HeadCalibration], Normalizer]:
+    """The same normalizer for every head: heads that share one run together."""
+    return lambda calibration: normalizer
+
+
 def _relu(calibration: HeadCalibration, power: int) -> ReLU:
     return calibration.relu[power].normalizer
 
@@ -101,22 +106,22 @@ def _active_size(clean: Tensor, changed: Tensor, mass: Tensor) -> Tensor:
 
 
 _ALL = (
-    Intervention("C0", "nothing changed", "check: every effect is 0", lambda c: Softmax()),
-    Intervention("C1", "drop the sink", "is the sink's value needed?", lambda c: DropSink()),
+    Intervention("C0", "nothing changed", "check: every effect is 0", _same(Softmax())),
+    Intervention("C1", "drop the sink", "is the sink's value needed?", _same(DropSink())),
     Intervention("C1m", "sink -> its mean", "constant-bias part", lambda c: MeanSink(c.sink)),
     Intervention("C2", "drop the sink, renormalize", "does a sum of one force a harmful read-out?",
-                 lambda c: RenormalizeWithoutSink()),
-    Intervention("C2n", "random direction of C2's size", "is C2's harm its size?", lambda c: RenormalizeWithoutSink(),
+                 _same(RenormalizeWithoutSink())),
+    Intervention("C2n", "random direction of C2's size", "is C2's harm its size?", _same(RenormalizeWithoutSink()),
                  _random_direction),
     Intervention("C2s", "C2's change from another sequence", "is C2's harm off the manifold?",
-                 lambda c: RenormalizeWithoutSink(), _other_sequence),
+                 _same(RenormalizeWithoutSink()), _other_sequence),
     Intervention("C2c", "C2 scaled to the size of an awake output", "is C2's harm the factor 1/(1-s)?",
-                 lambda c: RenormalizeWithoutSink(), _active_size),
+                 _same(RenormalizeWithoutSink()), _active_size),
     Intervention("C4raw", "ReLU on raw scores, sink dropped", "a head without normalization or sink, unfitted",
-                 lambda c: DropSink(ReLU(scale="visible"))),
+                 _same(DropSink(ReLU(scale="visible")))),
     Intervention("C4", "ReLU on scores relative to the sink, sink dropped",
                  "a head without normalization or sink, unfitted",
-                 lambda c: DropSink(ReLU(scale="visible", gauge="sink"))),
+                 _same(DropSink(ReLU(scale="visible", gauge="sink")))),
     Intervention("C4f", "fitted ReLU, sink dropped", "a head without normalization or sink, 3 scalars",
                  lambda c: DropSink(_relu(c, 1)), fitted=True),
     Intervention("C4f2", "fitted squared ReLU, sink dropped", "a head without normalization or sink, 3 scalars",
@@ -130,16 +135,16 @@ _ALL = (
     Intervention("C5f", "sink -> a fitted constant logit without value", "where the gate lives",
                  lambda c: HideSink(LearnedSink(c.exit_logit if c.exit_logit is not None else c.sink_logit)),
                  fitted=True),
-    Intervention("C6g", "sigmoid, sink dropped", "operator control", lambda c: DropSink(Sigmoid())),
-    Intervention("C6s", "sparsemax", "operator control: hard zeros that sum to one", lambda c: Sparsemax()),
-    Intervention("C6e", "1.5-entmax", "operator control: hard zeros that sum to one", lambda c: Entmax15()),
-    Intervention("R1", "drop the heaviest content key", "specificity to the sink", lambda c: DropHeaviest()),
+    Intervention("C6g", "sigmoid, sink dropped", "operator control", _same(DropSink(Sigmoid()))),
+    Intervention("C6s", "sparsemax", "operator control: hard zeros that sum to one", _same(Sparsemax())),
+    Intervention("C6e", "1.5-entmax", "operator control: hard zeros that sum to one", _same(Entmax15())),
+    Intervention("R1", "drop the heaviest content key", "specificity to the sink", _same(DropHeaviest())),
     Intervention("R2", "drop the heaviest content key, renormalize", "specificity to the sink",
-                 lambda c: DropHeaviest(renormalize=True)),
+                 _same(DropHeaviest(renormalize=True))),
     Intervention("R1m", "drop random content keys of the sink's weight", "specificity to the sink",
-                 lambda c: DropMatched()),
-    Intervention("R2m", "the same, renormalized", "specificity to the sink", lambda c: DropMatched(renormalize=True)),
-    Intervention("Z", "silence the head", "scale: does the head matter here at all?", lambda c: Constant()),
+                 _same(DropMatched())),
+    Intervention("R2m", "the same, renormalized", "specificity to the sink", _same(DropMatched(renormalize=True))),
+    Intervention("Z", "silence the head", "scale: does the head matter here at all?", _same(Constant())),
     Intervention("Mn", "head -> its mean output", "scale", lambda c: Constant(c.output)),
 )  # fmt: skip
 

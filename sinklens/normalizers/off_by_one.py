@@ -10,9 +10,9 @@ from torch import Tensor
 from sinklens.normalizers.base import Mask, Normalizer, Scores, SoftmaxView, masked_softmax
 
 
-def _softmax_with_exit(scores: Tensor, visible: Tensor, logit: float) -> Tensor:
+def _softmax_with_exit(scores: Tensor, visible: Tensor, logit: float | Tensor) -> Tensor:
     # The exit is one more key whose weight is thrown away; it shares the row's maximum, so it cannot overflow.
-    exit_score = scores.new_full((*scores.shape[:-1], 1), logit, dtype=torch.float32)
+    exit_score = torch.as_tensor(logit, dtype=torch.float32, device=scores.device).expand(*scores.shape[:-1], 1)
     visible = visible.expand(scores.shape)
     seen = torch.cat([visible, torch.ones_like(visible[..., :1])], -1)
     return masked_softmax(torch.cat([scores.float(), exit_score], -1), seen)[..., :-1]
@@ -50,4 +50,4 @@ class LearnedSink(Normalizer):
         return _softmax_with_exit(scores, visible, self.logit)
 
     def closed_form(self, view: SoftmaxView) -> Tensor | None:
-        return None if view.sink_logit is not None else view.output * torch.sigmoid(view.lse - self.logit)[..., None]
+        return None if view.sink_logit is not None else view.output * torch.sigmoid(view.lse[..., None] - self.logit)
