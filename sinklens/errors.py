@@ -43,3 +43,10 @@ class PatchNotAppliedError(SinklensError):
 
 class MemoryLimitError(SinklensError):
     """A run whose estimated memory exceeds the caller's limit."""
+
+
+def hub_errors() -> tuple[type[Exception], ...]:
+    """What a request to the hub may raise: its own error extends that of whichever HTTP library it uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, ValueError, *HfHubHTTPError.__bases__)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sinklens.errors import InputError
+from sinklens.errors import InputError, hub_errors
 from sinklens.prompts import PromptSet, bos_id
 from sinklens.table import replacing, writable
 
@@ -81,13 +81,12 @@ def load(
 
 def _check_hub(name: str, revision: str | None) -> None:
     """Ask the hub once: loading itself would try again for a minute before it gives up."""
-    from httpx import HTTPError
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             HfApi().model_info(name, revision=revision, timeout=10)
-    except (OSError, ValueError, HTTPError) as error:
+    except hub_errors() as error:
         raise _unloadable(name, Path(name), error) from None
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sinklens.errors import InputError
+from sinklens.errors import InputError, hub_errors
 
 BosPolicy = Literal["auto", "always", "never"]
 BosCount = Literal["none", "one", "two"]
@@ -165,15 +165,15 @@ class PromptSet:
             InputError: No such column, or too little text for one sequence.
         """
         from datasets import load_dataset
-        from httpx import HTTPError
         from huggingface_hub import HfApi
 
+        failures: tuple[type[Exception], ...] = (RuntimeError, *hub_errors())
         try:
             if "data_files" not in load and not Path(name).exists():
                 # Asked once: loading itself would try again for a minute before it gives up.
                 HfApi().dataset_info(name, timeout=10)
             stream = load_dataset(name, config, split=split, streaming=True, **load)
-        except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        except failures as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
             raise InputError(
                 "the dataset cannot be loaded", got=f"{name!r}, split {split!r} ({reason})",
@@ -233,8 +233,7 @@ class PromptSet:
     @classmethod
     def _of_rows(cls, rows: list[list[int]], tokenizer: Any, length: int, source: str,
                  names: Sequence[str] | None, domains: Sequence[str] | None) -> PromptSet:  # fmt: skip
-        if length < 2:
-            raise InputError("a sequence holds at least two tokens", expected="length >= 2", got=length)
+        _check_length(length)
         truncated = sum(len(row) > length for row in rows)
         rows = [row[:length] for row in rows]
         width = max(map(len, rows))
@@ -360,8 +359,14 @@ def _with_bos(row: list[int], tokenizer: Any, bos: BosPolicy) -> list[int]:
     return row if row[:1] == [opening] else [opening, *row]
 
 
+def _check_length(length: int) -> None:
+    if length < 2:
+        raise InputError("a sequence holds at least two tokens", expected="length >= 2", got=length)
+
+
 def _chunks(ids: Iterable[int], tokenizer: Any, length: int, bos: BosPolicy) -> Iterator[list[int]]:
     """Consecutive full sequences; special tokens inside the stream are kept out of the chunks' middles."""
+    _check_length(length)
     opening = bos_id(tokenizer)
     special = {number for number in (opening, getattr(tokenizer, "sep_token_id", None)) if number is not None}
     body = (number for number in ids if number not in special)

@@ -155,6 +155,17 @@ def writable(folder: Path) -> Iterator[None]:
                          got=f"{folder} ({error.strerror or error})") from None  # fmt: skip
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse an output folder that could not be made, before a long run and without making it.
+
+    Raises:
+        InputError: A file is in the way, or the folder belongs to somebody else.
+    """
+    nearest = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise InputError("the output folder cannot be written", expected="a writable folder", got=folder)
+
+
 def provenance(model: object, prompts: Mapping[str, Any]) -> dict[str, Any]:
     """Where numbers come from: model and revision, prompts, versions, time."""
     config = getattr(model, "config", None) or getattr(model, "cfg", None)

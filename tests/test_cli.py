@@ -14,6 +14,9 @@ import pytest
 import transformers as hf
 
 from sinklens import cli
+from sinklens.errors import InputError
+from sinklens.prompts import PromptSet
+from sinklens.triggers import TriggerReport
 from tests import tiny
 
 
@@ -119,6 +122,7 @@ def test_the_full_contrast_gives_verdicts_and_goes_on(
 def test_bad_input_is_one_sentence_and_exit_code_2(folder: Path, tmp_path: Path, sinklens: Callable[..., Done]) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 100)
+    (tmp_path / "words.txt").write_text("a word " * 200)
     (tmp_path / "nothing").mkdir()
     (tmp_path / "file").write_text("in the way")
     encoder = tmp_path / "encoder"
@@ -141,6 +145,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(folder: Path, tmp_path: Path,
         (["scan", folder, "--backend", "jax"], "unknown backend: expected hf or bridge"),
         (["scan", folder, "--n", 0], "a run needs sequences: expected n >= 1"),
         (["scan", folder, "--length", 1], "at least two tokens"),
+        (["scan", folder, "--prompts", "words.txt", "--length", 1], "at least two tokens"),
+        (
+            ["triggers", folder, "--prompts", "words.txt", "--length", 32],
+            "confirmed on the other half: expected at least 60 sequences of 25 tokens or more, got 45 of 45",
+        ),
+        (["triggers", folder, "--length", 24], "of 25 tokens or more, got 0 of 75"),
+        (["triggers", folder, "--checks", -1], "checks are counted: expected 0 or more, got -1"),
+        (["triggers", folder, "--out", "file/out"], "the output folder cannot be written"),
         (["scan", folder, "--prompts", "hf:no/such-set"], "the dataset cannot be loaded"),
         (["contrast", folder, "--heads", "top:0"], "`top:` takes a count: expected top:1 or more, got top:0"),
         (
@@ -158,6 +170,33 @@ def test_bad_input_is_one_sentence_and_exit_code_2(folder: Path, tmp_path: Path,
         errors = [line for line in done.stderr.splitlines() if line.startswith("sinklens:")]
         assert len(errors) == 1
     assert not list(tmp_path.rglob("*.tmp"))
+    assert not (tmp_path / "runs" / "triggers").exists()
+
+
+def test_a_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch, sinklens: Callable[..., Done]) -> None:
+    """Whatever HTTP library the hub's client uses; its errors are no OSErrors."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise huggingface_hub.errors.HfHubHTTPError.__bases__[0]("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
+    done = sinklens("triggers", "no-such-model")
+    assert done.returncode == 2
+    assert "the hub does not offer it or cannot be reached" in done.stderr
+    with pytest.raises(InputError, match="the dataset cannot be loaded"):
+        PromptSet.from_dataset("no/such-set", tiny.tokenizer())
+
+
+def test_no_trigger_head_is_a_result_that_says_why(folder: Path, tmp_path: Path, sinklens: Callable[..., Done]) -> None:
+    tiny.causal("Llama", gain=1).save_pretrained(tmp_path / "calm")
+    tiny.tokenizer().save_pretrained(tmp_path / "calm")
+    done = sinklens("triggers", "calm", "--length", 32, "--quiet", "--out", "out")
+    assert done.returncode == 0
+    assert "No trigger heads: no head passes the gate: of 8 heads 0 are in their usual state" in done.stdout
+    assert "the model has no sink" in done.stdout
+    assert TriggerReport.load(tmp_path / "out").frame.empty
+    assert "No trigger heads" in (tmp_path / "out" / "triggers.html").read_text(encoding="utf-8")
 
 
 def test_help_shows_examples(sinklens: Callable[..., Done]) -> None:
