@@ -5,9 +5,12 @@ from . import plots as plots
 from . import toy as toy
 from . import triggers as triggers
 from .causal import Contrast as Contrast
+from .causal import Desinking as Desinking
+from .causal import Recipe as Recipe
 from .causal import Screening as Screening
 from .causal import Verdicts as Verdicts
 from .causal import contrast as contrast
+from .causal import desink as desink
 from .causal import fit_relu as fit_relu
 from .causal import screen as screen
 from .errors import HeadRangeError as HeadRangeError

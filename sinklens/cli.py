@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sinklens.causal.commands import desink, screen
 from sinklens.report.commands import report
 from sinklens.toy.commands import app as toy
 from sinklens.triggers.commands import triggers
@@ -125,6 +126,8 @@ def demo(out: Out = Path("runs/demo"), quiet: Quiet = False) -> None:
     _contrast(network, prompts, "L18H8,L20H8,L15H0,L25H8", True, out, 0, quiet)
 
 
+app.command()(screen)
+app.command()(desink)
 app.command()(triggers)
 app.command()(report)
 app.add_typer(toy, name="toy")

@@ -196,6 +196,24 @@ def attention_patterns(
     return {head: torch.cat(parts) for head, parts in kept.items()}
 
 
+def next_token_losses(model: object, prompts: PromptSet, *, batch_size: int = 2) -> np.ndarray:
+    """Loss of the token after each position, nats, ``[sequence, position]``; 0 where no real token follows.
+
+    Raises:
+        InputError: The prompts have no token ids, so there is nothing to predict.
+    """
+    if prompts.tokens.ndim != 2:
+        raise InputError("a loss needs tokens to predict", expected="prompts of token ids", got="vectors")
+    backend = verified(model)
+    made = np.zeros(prompts.mask.shape)
+    with evaluating(backend.model), torch.inference_mode():
+        for rows, tokens, mask in prompts.batches(batch_size):
+            log = backend.forward(tokens, mask)[:, :-1].float().log_softmax(-1)
+            loss = -log.gather(-1, tokens[:, 1:, None].to(log.device)).squeeze(-1)
+            made[rows, :-1] = (loss.cpu() * (prompts.mask[rows, 1:] & prompts.mask[rows, :-1])).numpy()
+    return made
+
+
 def mass_on(result: AttentionResult, sink_keys: SinkKeys) -> Tensor:
     """Weight really put on each sink key, ``[batch, head, query, n]`` (plus one column for a learned sink that counts).
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from sinklens.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
-    from sinklens.causal import Contrast
+    from sinklens.causal import Contrast, Desinking
     from sinklens.table import HeadTable
 
 MAP_SCALE = "Cividis"
@@ -237,4 +239,81 @@ def verdict_map(result: HeadTable) -> go.Figure:
     figure.update_yaxes(
         title="layer", tickmode="linear", dtick=_step(layers), range=[layers - 0.4, -0.6], zeroline=False
     )
+    return figure
+
+
+def desink_curve(result: Desinking) -> go.Figure:
+    """Loss change, remaining sink heads and massive activations over the number of heads that lost their sink."""
+    from plotly.subplots import make_subplots
+
+    curve = result.curve
+    titles = ("change of the loss, % of the start (95 % interval)", "heads above .3 on the sink",
+              "largest residual entry / median")  # fmt: skip
+    figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
+    for (text, part), color in zip(curve.groupby("text", sort=False), STATE_COLORS.values(), strict=False):
+        start = part.loss.iloc[0]
+        percent = {name: 100 * part[name] / start for name in ("change", "low", "high")}
+        error = {"type": "data", "array": percent["high"] - percent["change"], "symmetric": False,
+                 "arrayminus": percent["change"] - percent["low"], "width": 3}  # fmt: skip
+        for column, values in ((1, percent["change"]), (2, part.sink_heads), (3, part.massive)):
+            figure.add_trace(
+                go.Scatter(x=part["heads"], y=values, mode="lines+markers", name=str(text), legendgroup=str(text),
+                           showlegend=column == 1, line={"color": color}, error_y=error if column == 1 else None,
+                           hovertemplate=f"{text}: %{{x}} heads, %{{y:.3g}}<extra></extra>"),
+                1, column,
+            )  # fmt: skip
+    figure.update_layout(template="plotly_white", width=1080, height=380, margin={"l": 60, "r": 20, "t": 80, "b": 60},
+                         legend={"orientation": "h", "y": 1.3, "x": 1, "xanchor": "right"})  # fmt: skip
+    figure.update_xaxes(title="heads changed", rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def dose_curves(result: Contrast, metric: str = "kl") -> go.Figure:
+    """Effect over the dose, one panel a unit, one line for each intervention and state of the tokens.
+
+    Reads the rows whose intervention is named ``ID@ALPHA``, as :meth:`sinklens.causal.Intervention.dose` names them.
+    """
+    from plotly.subplots import make_subplots
+
+    frame = result.shown[(result.shown.metric == metric) & result.shown.intervention.str.contains("@")]
+    if frame.empty:
+        raise InputError(
+            "a curve needs doses", expected="interventions=[INTERVENTIONS['C2'].dose(.25), ...]", got="none"
+        )
+    frame = frame.assign(dose=frame.intervention.str.partition("@")[2].astype(float),
+                         what=frame.intervention.str.partition("@")[0])  # fmt: skip
+    units = list(dict.fromkeys(frame["heads"]))
+    titles = [_unit_title(frame[frame["heads"] == unit].iloc[0]) for unit in units]
+    columns = min(3, len(units))
+    lines = math.ceil(len(units) / columns)
+    figure = make_subplots(rows=lines, cols=columns, subplot_titles=titles, horizontal_spacing=0.09,
+                           vertical_spacing=min(0.25, 0.35 / lines))  # fmt: skip
+    dashes = dict(zip(dict.fromkeys(frame.what), ("solid", "dash", "dot", "dashdot", "longdash"), strict=False))
+    named: set[tuple[str, str]] = set()
+    for place, unit in enumerate(units):
+        for (what, state), part in frame[frame["heads"] == unit].groupby(["what", "tokens"], sort=False):
+            if state not in STATE_COLORS or not part["count"].gt(0).all():
+                continue
+            part = part.sort_values("dose")
+            figure.add_trace(
+                go.Scatter(
+                    x=part.dose, y=part.estimate, mode="lines+markers", name=f"{what}, {state} tokens",
+                    legendgroup=f"{what} {state}", showlegend=(what, state) not in named,
+                    line={"color": STATE_COLORS[state], "dash": dashes.get(what, "solid")},
+                    error_y={"type": "data", "array": part.high - part.estimate, "symmetric": False,
+                             "arrayminus": part.estimate - part.low, "width": 3},
+                    hovertemplate=f"{what} at dose %{{x:g}}, {state} tokens: %{{y:.4f}}<extra></extra>",
+                ),
+                place // columns + 1, place % columns + 1,
+            )  # fmt: skip
+            named.add((what, state))
+    figure.update_layout(
+        title={"text": f"{result.settings['metrics'][metric]}; bars: 95 % interval", "font": {"size": 14}},
+        template="plotly_white", width=min(1080, 340 + 320 * columns), height=170 + 260 * lines,
+        margin={"l": 60, "r": 20, "t": 110, "b": 60},
+        legend={"orientation": "h", "y": 1 + 30 / (260 * lines), "x": 1, "xanchor": "right", "yanchor": "bottom"},
+    )  # fmt: skip
+    figure.update_xaxes(title="dose", range=[-0.04, 1.04])
+    figure.update_yaxes(rangemode="tozero")
     return figure

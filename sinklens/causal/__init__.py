@@ -2,7 +2,9 @@
 
 from sinklens.causal.calibration import HeadCalibration, ReLUFit, calibrate, fit_relu
 from sinklens.causal.contrasting import Contrast, Unit, contrast
+from sinklens.causal.desinking import Desinking, desink
 from sinklens.causal.interventions import CORE, FULL, INTERVENTIONS, SIX, Intervention, interventions
+from sinklens.causal.recipe import Recipe
 from sinklens.causal.screening import Screening, screen
 from sinklens.causal.verdicts import MEANINGS, Verdicts, judge
 
@@ -13,14 +15,17 @@ __all__ = [
     "MEANINGS",
     "SIX",
     "Contrast",
+    "Desinking",
     "HeadCalibration",
     "Intervention",
     "ReLUFit",
+    "Recipe",
     "Screening",
     "Unit",
     "Verdicts",
     "calibrate",
     "contrast",
+    "desink",
     "fit_relu",
     "interventions",
     "judge",

@@ -18,7 +18,7 @@ from sinklens.causal.calibration import ACTIVE, DORMANT, HeadCalibration, calibr
 from sinklens.causal.interventions import CORE, Intervention
 from sinklens.causal.interventions import interventions as look_up
 from sinklens.causal.journal import Journal
-from sinklens.causal.rule import FEWEST, FIRST, SECOND, Evidence
+from sinklens.causal.rule import FEWEST, FIRST, Evidence
 from sinklens.causal.sweep import Effects, Variant, sweep
 from sinklens.errors import InputError, PatchNotAppliedError, UnsupportedModelError
 from sinklens.measures import gram, ratio_interval
@@ -183,6 +183,12 @@ class Contrast(HeadTable):
 
         return contrast_bars(self, metric)
 
+    def plot_doses(self, metric: str = "kl") -> Figure:
+        """Effect over the dose of those interventions that were given in doses; :func:`sinklens.plots.dose_curves`."""
+        from sinklens.plots import dose_curves
+
+        return dose_curves(self, metric)
+
 
 def contrast(
     model: object,
@@ -263,14 +269,15 @@ def contrast(
     plans = _Plans(calibrated, keys, totals)
     variants = plans.everywhere(units, chosen)
     if judge:
-        variants += plans.by_state(units, FIRST)
+        variants += [variant for unit in units if unit.role != "control" for variant in plans.by_state(unit, FIRST)]
     layers = {head.layer for unit in units for head in unit.heads}
     grams = {site.layer: gram(backend.output_matrix(site)) for site in backend.sites if site.layer in layers}
-    looked = [i for look in (FIRST, SECOND) for needed in look.values() for i in needed] if judge else []
+    looked = look_up("Z,C1,Mn,C1m,C2,R1,R2,C4f,C4f2") if judge else ()
     settings = {
         "metrics": METRICS, "interventions": {i.id: f"{i.words}: {i.isolates}" for i in [*chosen, *looked]},
         "judge": judge,
-        "sink_keys": keys.describe(), "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
+        "sink_keys": keys.describe(), "sink_first": None if keys.positions is not None else keys.first,
+        "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
         "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
         "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
         "triggers": {str(head): sorted(ids) for head, ids in (triggers or {}).items()},
@@ -288,10 +295,10 @@ def contrast(
 
         long, shares, fits = run(variants), totals.share(), _fits(calibrated)
         if judge:
-            asked_units = [unit for unit in units if unit.role == "sink"]
-            looks = {u.name: Evidence(long, shares, fits, u.name, resamples, seed) for u in asked_units}
-            unsettled = [unit for unit in asked_units if looks[unit.name].settled() is None]
-            long = run(plans.by_state(unsettled, SECOND)) if unsettled else long
+            looks = [(unit, Evidence(long, shares, fits, unit.name, resamples, seed).second_look())
+                     for unit in units if unit.role == "sink"]  # fmt: skip
+            second = [variant for unit, needed in looks for variant in plans.by_state(unit, needed)]
+            long = run(second) if second else long
     _check_unchanged(long)
     frames = {"totals": long, "shares": shares} | ({"fits": fits} if fit else {})
     return Contrast(_table(long, shares, resamples, seed), settings, made_from, frames)
@@ -328,16 +335,13 @@ class _Plans:
             checked.add(min(unit.heads.by_layer()))
         return variants
 
-    def by_state(self, units: Sequence[Unit], needed: Mapping[str, Sequence[Intervention]]) -> list[Variant]:
+    def by_state(self, unit: Unit, needed: Mapping[str, Sequence[Intervention]]) -> Iterator[Variant]:
         """Changes made at the tokens of one state only, for states with enough tokens."""
-        variants = []
-        for unit in (unit for unit in units if unit.role != "control"):
-            states = self.totals.states(unit.name, slice(None))
-            for state, interventions in needed.items():
-                where = torch.from_numpy(states[state])
-                if int(where.sum()) >= FEWEST:
-                    variants += [self._variant(unit, change, state, where) for change in interventions]
-        return variants
+        states = self.totals.states(unit.name, slice(None))
+        for state, interventions in needed.items():
+            where = torch.from_numpy(states[state])
+            if int(where.sum()) >= FEWEST:
+                yield from (self._variant(unit, change, state, where) for change in interventions)
 
     def _variant(self, unit: Unit, intervention: Intervention, at: str, where: Tensor | None) -> Variant:
         plan = {head: intervention.normalizer(self.calibrated[head]) for head in unit.heads}

@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sinklens.causal.interventions import interventions
+from sinklens.causal.interventions import Intervention, interventions
 from sinklens.measures import Interval, paired_interval
 
 MARGIN_SHARE, MARGIN_NATS = 0.05, 1e-3
@@ -39,10 +39,7 @@ FEWEST = 30
 """A state with fewer tokens than this is not tested by itself."""
 
 FIRST = {"dormant": interventions("Z,C1"), "active": interventions("Z,C1,Mn"), "mixed": interventions("Z")}
-"""The first look at a head, done at the tokens of one state only: it settles most heads."""
-
-SECOND = {"dormant": interventions("C1m,C2,R1,R2,R1m,R2m,C4f,C4f2"), "active": interventions("C1m,C4f,C4f2")}
-"""The second look, at the heads that the first leaves open."""
+"""The first look at a head, done at the tokens of one state only: it settles most heads. See ``second_look``."""
 
 _TINY = 1e-7
 
@@ -148,10 +145,11 @@ class Evidence:
             Claim(difference, difference.low > 0, _p(difference.estimate, each, below=False)),
         )
 
-    def specific(self, drop: str, renormalize: str) -> float:
-        """Cost of the forced read-out on dormant tokens minus that of another pair; NaN where it was not run."""
-        parts = [self.mean(name, "dormant") for name in ("C2", "C1", renormalize, drop)]
-        return (parts[0] - parts[1]) - (parts[2] - parts[3])
+    def matched(self) -> float:
+        """The same difference for random keys of the sink's weight, changed everywhere; NaN where that was not run."""
+        groups = [self.groups.get((name, "everywhere", "dormant")) for name in ("C2", "C1", "R2m", "R1m")]
+        costs = [math.nan if g is None or not g["count"].sum() else g.kl.sum() / g["count"].sum() for g in groups]
+        return float((costs[0] - costs[1]) - (costs[2] - costs[3]))
 
     @cached_property
     def replaced(self) -> Claim:
@@ -220,6 +218,14 @@ class Evidence:
             return "undecided", "whether it is needed where active is open"
         return None if valueless else ("undecided", "whether the sink's value is needed is open")
 
+    def second_look(self) -> dict[str, tuple[Intervention, ...]]:
+        """What is still to be done at the tokens of each state before the head can be judged."""
+        if self.settled():
+            return {}
+        if not every(*self.dropped):
+            return {"dormant": interventions("C1m"), "active": interventions("C1m")}
+        return {"dormant": interventions(f"C2,R1,R2,{self.fitted}"), "active": interventions(self.fitted)}
+
     def verdict(self) -> tuple[str, str]:
         """The verdict and its reason."""
         if first := self.settled():
@@ -253,7 +259,7 @@ class Evidence:
         numbers: dict[str, Any] = {
             "verdict": verdict, "reason": reason, "n1": self.silence.holds, "n2": self.function.holds,
             "n3": every(*self.dropped), "n4": every(ratio, specific), "n5": every(self.quiet, self.replaced),
-            "margin": self.margin, "between": self.between(), "dd_matched": self.specific("R1m", "R2m"),
+            "margin": self.margin, "between": self.between(), "dd_matched": self.matched(),
             "c1m_dormant": self.constant[0].interval.estimate,
             "c1_active": self.dropped[1].interval.estimate, "power": self.power, "p": p,
             "sink_mass": float(self.shares.sink_mass.iloc[0]), "dormant": float(self.shares.share["dormant"]),

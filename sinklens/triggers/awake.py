@@ -10,17 +10,15 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from sinklens.backends import Backend
 from sinklens.causal import calibrate
 from sinklens.errors import InputError
 from sinklens.normalizers import Constant
-from sinklens.observe import attention_patterns
+from sinklens.observe import attention_patterns, next_token_losses
 from sinklens.patch import patched
-from sinklens.prompts import PromptSet
 from sinklens.triggers.features import CLASSES
 from sinklens.triggers.statistics import cluster_interval
 from sinklens.triggers.study import Case, Study
-from sinklens.verify import evaluating, verified
+from sinklens.verify import verified
 from sinklens.vocabulary import Head, Heads
 
 READ, ABLATED = 8, 16
@@ -126,36 +124,25 @@ def what_it_does(model: object, study: Study, cases: Sequence[Case], *, batch_si
     """
     if study.prompts.tokens.ndim != 2:
         raise InputError("a loss needs tokens to predict", expected="prompts of token ids", got="vectors")
-    backend = verified(model)
+    verified(model)
     picks, calibration = (half[_spread(len(half), ABLATED)] for half in (study.conf, study.disc))
     prompts = study.prompts.select(torch.tensor(picks))
     heads = Heads.of(dict.fromkeys(case.head for case in cases))
     means = calibrate(model, study.prompts.select(torch.tensor(calibration)), heads, fit=False,
                       skip_rows=study.protocol.skip_rows, batch_size=batch_size)  # fmt: skip
-    clean = losses(backend, prompts, batch_size)
+    clean = next_token_losses(model, prompts, batch_size=batch_size)
     table = pd.DataFrame([case.key for case in cases])
     change: dict[tuple[str, Head], np.ndarray] = {}
     for head in tqdm(heads, desc="ablating", unit="head", disable=not progress):
         for kind, put in (("zero", Constant()), ("mean", Constant(means[head].output))):
             with patched(model, put, [head]):
-                change[kind, head] = losses(backend, prompts, batch_size) - clean
+                change[kind, head] = next_token_losses(model, prompts, batch_size=batch_size) - clean
     for kind in ("zero", "mean"):
         sums = np.stack([_by_band(study, picks, case, change[kind, case.head]) for case in cases], 1)
         numbers = cluster_interval(sums, _matched, resamples=study.protocol.resamples, rng=study.rng(6))
         for suffix, values in zip(("", "_low", "_high"), numbers, strict=True):
             table[f"{kind}_loss{suffix}"] = values
     return table
-
-
-def losses(backend: Backend, prompts: PromptSet, batch_size: int) -> np.ndarray:
-    """Loss of the token after each position, nats, ``[sequence, position]``; 0 where none follows."""
-    made = np.zeros(prompts.mask.shape)
-    with evaluating(backend.model), torch.inference_mode():
-        for rows, tokens, mask in prompts.batches(batch_size):
-            log = backend.forward(tokens, mask)[:, :-1].float().log_softmax(-1)
-            loss = -log.gather(-1, tokens[:, 1:, None].to(log.device)).squeeze(-1)
-            made[rows, :-1] = (loss.cpu() * (prompts.mask[rows, 1:] & prompts.mask[rows, :-1])).numpy()
-    return made
 
 
 def _by_band(study: Study, picks: np.ndarray, case: Case, change: np.ndarray) -> np.ndarray:
