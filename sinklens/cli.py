@@ -86,6 +86,7 @@ def contrast(
         bool, typer.Option("--full", help="Every intervention, fits, and a verdict; goes on after a kill.")
     ] = False,
     together: Annotated[bool, typer.Option("--together", help="Also change the heads all at once.")] = False,
+    layers: Annotated[str, typer.Option(help="Also change whole layers, e.g. `18,25`.")] = "",
     out: Out = Path("runs/contrast"),
     prompts: Prompts = "builtin",
     n: Count = 16,
@@ -105,7 +106,7 @@ def contrast(
 
     network, tokenizer = load(model, dtype=dtype, revision=revision, device=device, backend=backend)
     chosen = prompts_named(prompts, network, tokenizer, length=length, count=n, seed=seed)
-    _contrast(network, chosen, heads, together, out, seed, quiet, full=full)
+    _contrast(network, chosen, heads, together, out, seed, quiet, full=full, layers=layers)
 
 
 @app.command()
@@ -138,12 +139,16 @@ _MOST_IN_FULL = 40
 
 
 def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: Path, seed: int, quiet: bool, *,
-              full: bool = False) -> None:  # fmt: skip
+              full: bool = False, layers: str = "") -> None:  # fmt: skip
     from sinklens.causal import CORE, FULL
     from sinklens.causal import contrast as run
+    from sinklens.errors import InputError
 
     chosen = _heads(heads, model, prompts, out, quiet)
-    sets = [chosen] if together and len(chosen) > 1 else []
+    if not all(part.strip().isdigit() for part in layers.split(",") if layers):
+        raise InputError("layers are numbers", expected="e.g. --layers 18,25", got=layers)
+    sets: list[Heads | int] = [chosen] if together and len(chosen) > 1 else []
+    sets += [int(part) for part in layers.split(",") if layers]
     many = full and len(chosen) > _MOST_IN_FULL
     which = () if many else FULL if full else CORE
     if many:
@@ -159,8 +164,8 @@ def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: P
     else:
         _effects(result)
     interventions = result.settings["interventions"]
-    for caveat in result.settings["caveats"]:
-        _say(f"- {caveat}")
+    for line in (*result.settings["remarks"], *result.settings["caveats"]):
+        _say(f"- {line}")
     names = "contrast and verdicts" if full else "contrast"
     _say(f"Wrote {names} (.parquet, .json, .html) to {out}: {len(interventions)} interventions, KL, loss, output error")
 

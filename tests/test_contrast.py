@@ -143,3 +143,13 @@ class TestNonsense:
 
         with pytest.raises(sl.UnsupportedModelError, match="a contrast measures next-token loss: expected a causal"):
             run(hf.BertModel(hf.BertConfig(**tiny.BASE)).eval(), "L1H2")
+
+
+def test_what_a_reader_should_know_is_said() -> None:
+    found = run(tiny.causal(), "L1H2", sets=["L0H0,L0H3", "L0H0,L0H1", 1])
+    remarks = found.settings["remarks"]
+    assert any(line.startswith("L1H2: no sink heads on this text") for line in remarks)
+    assert any(line.startswith("L0H0,L0H3, L1H0,L1H1,L1H2,L1H3: heads of several kv heads") for line in remarks)
+    assert "L1H0,L1H1,L1H2,L1H3" in set(found.frame["heads"])
+    with pytest.raises(sl.InputError, match="no such layer: expected 0 to 1, got 7"):
+        run(tiny.causal(), "L1H2", sets=[7])

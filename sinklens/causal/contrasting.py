@@ -27,7 +27,7 @@ from sinklens.patch import Patch
 from sinklens.prompts import PromptSet
 from sinklens.table import HeadTable, provenance
 from sinklens.verify import verified
-from sinklens.vocabulary import Head, Heads, HeadsLike, SinkKeys
+from sinklens.vocabulary import Head, Heads, HeadsLike, SinkKeys, Site
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -43,6 +43,9 @@ METRICS = {
     "output_error": "squared change of the heads' output after W_O / its variance",
 }
 """What is measured."""
+
+NO_SINK = 0.3
+"""Below this mean weight on the sink a head is said to be no sink head."""
 
 _CLEAN_KL = 1e-5
 
@@ -195,7 +198,7 @@ def contrast(
     prompts: PromptSet,
     heads: HeadsLike,
     *,
-    sets: Sequence[HeadsLike] = (),
+    sets: Sequence[HeadsLike | int] = (),
     interventions: Sequence[Intervention | str] = CORE,
     judge: bool = False,
     calibration: PromptSet | None = None,
@@ -220,7 +223,7 @@ def contrast(
         model: A causal language model: transformers, or TransformerLens.
         prompts: Test sequences, at least 3 for intervals.
         heads: The heads to test, each by itself.
-        sets: Sets of heads changed together.
+        sets: Sets of heads changed together; a number stands for a whole layer.
         interventions: What to do, as objects or ids; ``C0`` is always added and must have no effect.
         judge: Also do what a verdict needs: each deciding intervention at the head's dormant tokens only, and at its
             active tokens only. An intervention done everywhere reaches a dormant token also through earlier tokens at
@@ -250,7 +253,7 @@ def contrast(
             "a contrast measures next-token loss", expected="a causal language model", got=type(model).__name__
         )
     asked = Heads.of(heads).check(backend.sites)
-    groups = [Heads.of(group).check(backend.sites) for group in sets]
+    groups = [Heads.of(_whole(group, backend.sites)).check(backend.sites) for group in sets]
     if not asked and not groups:
         raise InputError("a contrast needs heads", expected="at least one head", got="none")
     chosen = tuple({i.id: i for i in look_up(["C0", *interventions])}.values())
@@ -281,6 +284,7 @@ def contrast(
         "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
         "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
         "triggers": {str(head): sorted(ids) for head, ids in (triggers or {}).items()},
+        "remarks": _remarks(units, totals, backend.sites),
     }  # fmt: skip
     made_from = provenance(backend.model, test.facts())
     with Journal.opened(journal, _identity(backend.model, variants, settings, test, batch_size, reuse)) as written:
@@ -302,6 +306,39 @@ def contrast(
     _check_unchanged(long)
     frames = {"totals": long, "shares": shares} | ({"fits": fits} if fit else {})
     return Contrast(_table(long, shares, resamples, seed), settings, made_from, frames)
+
+
+def _whole(group: HeadsLike | int, sites: Sequence[Site]) -> HeadsLike:
+    if not isinstance(group, int):
+        return group
+    found = [Head(site.layer, head) for site in sites if site.layer == group for head in range(site.heads)]
+    if not found:
+        raise InputError("no such layer", expected=f"0 to {len(sites) - 1}", got=group)
+    return found
+
+
+def _remarks(units: Sequence[Unit], totals: _Totals, sites: Sequence[Site]) -> list[str]:
+    """What a reader should know of the heads before reading effects."""
+    asked = [unit for unit in units if unit.role == "sink"]
+    counted = totals.counted
+    quiet = [unit.name for unit in asked if totals.mass[unit.name][counted].mean() < NO_SINK]
+    awake = [unit.name for unit in asked if not totals.states(unit.name, slice(None))["dormant"].any()]
+    groups = {site.layer: site.heads // site.kv_heads for site in sites}
+    mixed = [
+        unit.name for unit in units if unit.role == "set"
+        and any(len({head // groups[layer] for head in heads}) > 1 for layer, heads in unit.heads.by_layer().items())
+        and any(size > 1 for size in groups.values())
+    ]  # fmt: skip
+    said = {
+        f"no sink heads on this text (mean weight on the sink below {NO_SINK:g})": quiet,
+        f"no dormant token on this text (weight on the sink never {DORMANT:g} or more)": awake,
+        "heads of several kv heads: only those of one kv head share the sink's value": mixed,
+    }
+    return [f"{_some(names)}: {what}." for what, names in said.items() if names]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:8])} and {len(names) - 8} more"
 
 
 def _check_names(units: Sequence[Unit]) -> None:

@@ -50,7 +50,7 @@ class Verdicts(HeadTable):
         "e4": "KL(fitted ReLU) / KL(silence) on active tokens",
         "log_ratio": "log KL(drop, renormalize) / KL(drop) on dormant tokens",
         "dd": "forced read-out's cost minus the same for the heaviest content key, nats",
-        "dd_matched": "the same for random content keys of the sink's weight (or all there are), changed everywhere, nats",
+        "dd_matched": "the same for random content keys that weigh as much as the sink, changed everywhere, nats",
         "margin": "nats; below it an effect counts as none",
         "between": "share of the head's work done at tokens between dormant and active, 0..1",
         "z_dormant": "KL of silencing on dormant tokens, nats",
