@@ -29,6 +29,8 @@ from sinklens.vocabulary import Heads
 LOGIT_BYTES = 256 * 2**20
 """Target size of the logits of one shared batch."""
 
+_ROWS = 16
+
 
 @dataclass(frozen=True, eq=False)
 class Variant:
@@ -141,21 +143,33 @@ def _run(
         logits = backend.forward(many, many_mask)
     results = []
     for index, variant in enumerate(chunk):
-        patched = logits[index * len(tokens) : (index + 1) * len(tokens)].float().log_softmax(-1)
-        kl = (probability * (logs - patched)).sum(-1)
-        error, scale = route.errors[index]
-        results.append((variant, Effects(kl, _loss_change(logs, patched, tokens, real), error, scale)))
+        patched = logits[index * len(tokens) : (index + 1) * len(tokens)]
+        kl, dloss = _compared(logs, probability, patched, tokens, real)
+        results.append((variant, Effects(kl, dloss, *route.errors[index])))
     return results
 
 
-def _loss_change(clean: Tensor, patched: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
-    change = torch.zeros(tokens.shape[:2], device=clean.device)
-    target = tokens[:, 1:, None].to(clean.device)
-    change[:, :-1] = (clean[:, :-1].gather(-1, target) - patched[:, :-1].gather(-1, target)).squeeze(-1)
-    # A token before padding predicts nothing real.
+def _compared(
+    clean: Tensor, probability: Tensor, logits: Tensor, tokens: Tensor, real: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """KL divergence and change of the next-token loss at every token, ``[sequence, query]``."""
+    kl, change = torch.zeros(2, *clean.shape[:2], device=clean.device)
+    target = torch.zeros_like(tokens)
+    target[:, :-1] = tokens[:, 1:]
+    target = target.to(clean.device)[..., None]
+    # A few rows at a time: on a processor, tensors of the whole vocabulary leave its cache and are slow to allocate.
+    size = _ROWS if clean.device.type == "cpu" else clean.shape[1]
+    for sequence in range(len(clean)):
+        for start in range(0, clean.shape[1], size):
+            here = (sequence, slice(start, start + size))
+            patched = logits[here].float().log_softmax(-1)
+            gained = clean[here] - patched
+            change[here] = gained.gather(-1, target[here]).squeeze(-1)
+            kl[here] = gained.mul_(probability[here]).sum(-1)
+    # A token before padding predicts nothing real, nor does the last one.
     followed = real.roll(-1, 1)
     followed[:, -1] = False
-    return change * (real & followed).to(clean.device)
+    return kl, change * (real & followed).to(clean.device)
 
 
 @dataclass
