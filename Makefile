@@ -56,6 +56,7 @@ bench: $(MODEL)
 validate: $(MODEL)
 	$(BIN)/python benchmarks/trigger_validation.py
 	$(BIN)/python -m benchmarks.verdict_validation --count 100 --out docs/validation
+	$(BIN)/python -m benchmarks.kill_validation --count 10 --out docs/validation
 
 clean:
 	rm -rf $(VENV) runs build dist

@@ -290,6 +290,9 @@ def attend(call: AttentionCall, path: Path = "auto") -> AttentionResult:
 def attention_weights(call: AttentionCall, rows: Rows = slice(None)) -> Tensor:
     """The weights of some queries under the call's edits, ``[batch, head, rows, key]``; the virtual key is left out."""
     scores, visible = call.scores(rows), call.visible(rows)
+    if len(call.edits) == 1 and call.edits[0].heads == tuple(range(call.heads)):
+        # Nothing of the native weights would be left.
+        return _normalized(call, call.edits[0].normalizer, call.edits[0].sink_keys, scores, visible)
     weights = _normalized(call, call.native, SinkKeys(), scores, visible)
     for edit in call.edits:
         index = torch.tensor(edit.heads, device=scores.device)

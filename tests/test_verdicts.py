@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ import torch
 import sinklens as sl
 from sinklens.causal import INTERVENTIONS, calibrate, fit_relu, interventions
 from sinklens.causal.verdicts import MEANINGS
-from tests import tiny, verdict_plants
+from tests import killing, tiny, verdict_plants
 
 
 @pytest.mark.parametrize("kind", verdict_plants.EXPECTED)
@@ -112,29 +108,11 @@ class TestJournal:
             assert again.frames["totals"].equals(whole.frames["totals"])
 
     def test_kill_and_go_on(self, tmp_path: Path) -> None:
-        code = (
-            "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, '.')\n"
-            "from tests.test_verdicts import run; from tests import tiny\n"
-            "found = run(tiny.causal(), 'L0H1,L1H2', 24, journal=sys.argv[1] + '/j.jsonl')\n"
-            "found.save(sys.argv[1])\n"
-        )
-        root = Path(__file__).parents[1]
-
-        def start(folder: Path) -> subprocess.Popen[bytes]:
-            folder.mkdir(exist_ok=True)
-            return subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=root)
-
-        assert start(tmp_path / "whole").wait() == 0
-        killed = start(tmp_path / "killed")
-        while not (tmp_path / "killed/j.jsonl").is_file() or (tmp_path / "killed/j.jsonl").stat().st_size < 6_000:
-            assert killed.poll() is None, "it ended before it could be killed"
-            time.sleep(0.02)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+        whole = killing.finished(tmp_path / "whole")
+        size = (tmp_path / "whole/j.jsonl").stat().st_size
+        assert killing.killed(tmp_path / "killed", size // 3), "it ended before it could be killed"
         assert not (tmp_path / "killed/contrast.parquet").exists()
-        assert start(tmp_path / "killed").wait() == 0
-        one, other = (sl.Contrast.load(tmp_path / name) for name in ("whole", "killed"))
-        assert one.frame.equals(other.frame)
+        assert killing.same(killing.finished(tmp_path / "killed"), whole)
 
     def test_another_runs_journal(self, tmp_path: Path) -> None:
         run(tiny.causal(), journal=tmp_path / "j.jsonl")
