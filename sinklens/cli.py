@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sinklens.prompts import PromptSet
     from sinklens.scanning import SinkScan
     from sinklens.table import HeadTable
+    from sinklens.triggers import TriggerReport
     from sinklens.vocabulary import Heads
 
 app = typer.Typer(
@@ -144,7 +145,7 @@ def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: P
     from sinklens.causal import contrast as run
     from sinklens.errors import InputError
 
-    chosen = _heads(heads, model, prompts, out, quiet)
+    chosen, wakers = _heads(heads, model, prompts, out, quiet)
     if not all(part.strip().isdigit() for part in layers.split(",") if layers):
         raise InputError("layers are numbers", expected="e.g. --layers 18,25", got=layers)
     sets: list[Heads | int] = [chosen] if together and len(chosen) > 1 else []
@@ -155,7 +156,7 @@ def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: P
         _say(f"{len(chosen)} heads: changed state by state, for a verdict ({_MOST_IN_FULL} at most get everything)")
     journal = out / "contrast.journal.jsonl" if full else None
     result = run(model, prompts, chosen, sets=sets, interventions=which, judge=full, controls=not many,
-                 journal=journal, seed=seed, progress=not quiet)  # fmt: skip
+                 triggers=wakers, journal=journal, seed=seed, progress=not quiet)  # fmt: skip
     save(result, out, result.plot())
     if full:
         verdicts = result.verdicts()
@@ -188,7 +189,8 @@ def _number(value: float) -> str:
     return "-" if value != value else _short(value)
 
 
-def _heads(text: str, model: Any, prompts: PromptSet, out: Path, quiet: bool) -> Heads:
+def _heads(text: str, model: Any, prompts: PromptSet, out: Path, quiet: bool) -> tuple[Heads, TriggerReport | None]:
+    """The heads that are asked for, and what is known of their triggers."""
     from sinklens.errors import InputError
     from sinklens.scanning import scan as run
     from sinklens.vocabulary import Heads
@@ -197,21 +199,21 @@ def _heads(text: str, model: Any, prompts: PromptSet, out: Path, quiet: bool) ->
         from sinklens.observe import every_head
         from sinklens.verify import verified
 
-        return every_head(verified(model).sites)
+        return every_head(verified(model).sites), None
     if text == "triggers":
         from sinklens.triggers import TriggerReport
 
-        found = TriggerReport.load(out).frame
-        rows = found[found.grade.isin(["strict", "graded"])]
-        if rows.empty:
+        wakers = TriggerReport.load(out)
+        found = Heads.of(dict.fromkeys(wakers.graded("strict", "graded")))
+        if not found:
             raise InputError("no trigger head to test", expected=f"strict or graded heads in {out}", got="none")
-        return Heads.of(zip(rows.layer, rows["head"], strict=True))
+        return found, wakers
     if not text.startswith("top:"):
-        return Heads.of(text)
+        return Heads.of(text), None
     count = text.removeprefix("top:")
     if not count.isdigit() or int(count) < 1:
         raise InputError("`top:` takes a count", expected="top:1 or more", got=text)
-    return run(model, prompts, outputs=False, progress=not quiet).top(int(count))
+    return run(model, prompts, outputs=False, progress=not quiet).top(int(count)), None
 
 
 def _show_scan(result: SinkScan, out: Path, sinks: float) -> None:

@@ -145,6 +145,24 @@ def test_planted_heads_are_found_wherever_the_sink_is(family: str, where: dict[s
     assert (found.confirmed.direction == "wakes").all()
 
 
+def test_a_report_marks_other_text_and_a_contrast_takes_it() -> None:
+    model = planted.model("GPT2", PLANTS)
+    report = find(model, planted.prompts())
+    other = planted.prompts(count=8, seed=5)
+    marks = report.marks(other)
+    assert set(marks) == {sl.Head(*head) for head in PLANTS}
+    for head, ids in PLANTS.items():
+        assert np.array_equal(marks[sl.Head(*head)], np.isin(other.tokens.numpy(), list(ids)))
+    head = sl.Head(*next(iter(PLANTS)))
+    given = [
+        sl.contrast(model, other, [head], interventions=["Z", "C1"], triggers=triggers, resamples=50, controls=False,
+                    progress=False)
+        for triggers in (report, {head: PLANTS[tuple(head)]})  # type: ignore[index]
+    ]  # fmt: skip
+    assert given[0].frame.equals(given[1].frame)
+    assert given[0].effects(str(head), "trigger")["count"].iloc[0] > 0
+
+
 @pytest.mark.parametrize("family", ["GPT2", "Llama"])
 def test_planted_heads_are_found_with_the_sink_elsewhere_in_each_sequence(family: str) -> None:
     """0 to 4 places of padding on the left, then 0 to 6 tokens before the sink: found by itself, or as it is told."""

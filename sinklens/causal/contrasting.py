@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -55,6 +55,12 @@ CAVEATS = (
     "The gauge and threshold of a ReLU decide its effect; C4 and C4raw are not fitted.",
     "Heads can cancel each other: a head that does nothing alone may matter in its layer.",
 )
+
+
+class Marking(Protocol):
+    """Says at which tokens of a text heads wake."""
+
+    def marks(self, prompts: PromptSet) -> dict[Head, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ def contrast(
     judge: bool = False,
     calibration: PromptSet | None = None,
     controls: bool = True,
-    triggers: Mapping[Head, Collection[int]] | None = None,
+    triggers: Mapping[Head, Collection[int]] | Marking | None = None,
     sink_keys: SinkKeys | None = None,
     skip_rows: int = 8,
     batch_size: int = 2,
@@ -231,7 +237,8 @@ def contrast(
             settles most heads; only those it leaves open get a second one (renormalize, fitted ReLU, controls).
         calibration: Sequences for means and fits; every fourth test sequence is set aside for them by default.
         controls: Also test the head with the least sink mass in each tested layer.
-        triggers: Token ids that wake a head; their tokens are reported apart, as state ``trigger``.
+        triggers: Token ids that wake a head, or a :class:`sinklens.TriggerReport`; the tokens at which the head is said
+            to wake are reported apart, as state ``trigger``.
         sink_keys: Which keys count as the sink.
         skip_rows: Rows at each sequence's start that are left out.
         batch_size: Sequences of a clean pass.
@@ -264,7 +271,8 @@ def contrast(
     units = [Unit(Heads([head]), "sink") for head in asked] + [Unit(group, "set") for group in groups]
     units += _controls(activity, asked, skip_rows) if controls else []
     _check_names(units)
-    totals = _Totals(activity, units, skip_rows, triggers or {})
+    marked = _marked(triggers or {}, test)
+    totals = _Totals(activity, units, skip_rows, marked)
     every = Heads.of([head for unit in units for head in unit.heads])
     fit = judge or any(intervention.fitted for intervention in chosen)
     calibrated = calibrate(model, calibration, every, fit=fit, sink_keys=keys, skip_rows=skip_rows,
@@ -283,7 +291,7 @@ def contrast(
         "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
         "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
         "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
-        "triggers": {str(head): sorted(ids) for head, ids in (triggers or {}).items()},
+        "triggers": {str(head): int(track.sum()) for head, track in marked.items()},
         "remarks": _remarks(units, totals, backend.sites),
     }  # fmt: skip
     made_from = provenance(backend.model, test.facts())
@@ -306,6 +314,12 @@ def contrast(
     _check_unchanged(long)
     frames = {"totals": long, "shares": shares} | ({"fits": fits} if fit else {})
     return Contrast(_table(long, shares, resamples, seed), settings, made_from, frames)
+
+
+def _marked(triggers: Mapping[Head, Collection[int]] | Marking, prompts: PromptSet) -> Mapping[Head, np.ndarray]:
+    if not isinstance(triggers, Mapping):
+        return triggers.marks(prompts)
+    return {head: np.isin(prompts.tokens.numpy(), list(ids)) for head, ids in triggers.items()}
 
 
 def _whole(group: HeadsLike | int, sites: Sequence[Site]) -> HeadsLike:
@@ -443,18 +457,13 @@ class _Totals:
     """Sums over the tokens of each state, by sequence: all that intervals need."""
 
     def __init__(
-        self, activity: Activity, units: Sequence[Unit], skip_rows: int, triggers: Mapping[Head, Collection[int]]
+        self, activity: Activity, units: Sequence[Unit], skip_rows: int, marked: Mapping[Head, np.ndarray]
     ) -> None:
         index = {head: row for row, head in enumerate(activity.heads)}
         self.counted = activity.counted(skip_rows)
         self.units = {unit.name: unit for unit in units}
         self.mass = {u.name: activity.mass[[index[head] for head in u.heads]].mean(0) for u in units}
-        tokens = activity.prompts.tokens.numpy()
-        self.trigger = {
-            u.name: np.isin(tokens, list(triggers[u.heads[0]]))
-            for u in units
-            if len(u.heads) == 1 and u.heads[0] in triggers
-        }
+        self.trigger = {u.name: marked[u.heads[0]] for u in units if len(u.heads) == 1 and u.heads[0] in marked}
 
     def states(self, name: str, rows: slice) -> dict[str, np.ndarray]:
         mass, counted = self.mass[name][rows], self.counted[rows]

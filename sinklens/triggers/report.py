@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pandas as pd
 
 from sinklens.errors import InputError
+from sinklens.prompts import PromptSet
 from sinklens.table import HeadTable
+from sinklens.triggers.features import FAMILIES, Feature, TokenTable, tracks, vocabulary
 from sinklens.vocabulary import Head, HeadLike, Heads
 
 if TYPE_CHECKING:
@@ -96,6 +99,27 @@ class TriggerReport(HeadTable):
             raise InputError("unknown grade", expected=f"some of {', '.join(GRADES)}", got=", ".join(unknown))
         rows = self.frame[self.frame.grade.isin(grades)]
         return Heads.of(Head(int(layer), int(head)) for layer, head in zip(rows.layer, rows["head"], strict=True))
+
+    def marks(
+        self, prompts: PromptSet, grades: Sequence[str] = ("strict", "graded"), features: Sequence[Feature] = ()
+    ) -> dict[Head, np.ndarray]:
+        """Where the tokens stand that wake each head, in any prompts: bool ``[sequence, position]`` by head.
+
+        Args:
+            prompts: Any token prompts; a token that does not occur in them marks nothing.
+            grades: Heads of which grades.
+            features: The caller's own features, if the report was made with any.
+        """
+        table = TokenTable.of(prompts)
+        known = {feature.name: feature for feature in vocabulary(table, [*FAMILIES, *features], 1)}
+        wake = self.frame[self.frame.grade.isin(list(grades)) & (self.frame.direction == "wakes")]
+        marked = {}
+        for layer, head in zip(wake.layer, wake["head"], strict=True):
+            members = self.frames["members"]
+            mine = members[(members.layer == layer) & (members["head"] == head) & (members.direction == "wakes")]
+            found = [known[name] for name in mine.feature if name in known]
+            marked[Head(int(layer), int(head))] = np.asarray(tracks(table, found).any(0))
+        return marked
 
     def reading(self) -> str:
         if self.frame.empty:
