@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 import sinklens as sl
+from sinklens.causal.contrasting import NO_SINK
 from sinklens.models import load, prompts_named
 from sinklens.observe import every_head
+from sinklens.toy.figures import renderer
 from sinklens.verify import verified
 
 LENGTH = 128
@@ -34,7 +36,7 @@ def cell(row: Any, name: str) -> str:
 
 
 def verdict_table(verdicts: sl.Verdicts, command: str) -> str:
-    """All heads with dormant tokens, grouped by verdict, the others counted."""
+    """All heads with dormant tokens, grouped by verdict; the others counted."""
     frame = verdicts.frame
     counts = frame.verdict.value_counts()
     by_layer = frame[frame.verdict.str.startswith("supports")].groupby("layer").size()
@@ -51,9 +53,10 @@ def verdict_table(verdicts: sl.Verdicts, command: str) -> str:
             f"{verdicts.settings['meanings'][verdict].capitalize()}.",
             "",
         ]
-        if verdict == "no sink":
-            names = ", ".join(f"L{layer}H{head}" for layer, head in zip(part.layer, part["head"], strict=True))
-            lines += [names, ""]
+        if verdict == "never dormant":
+            sinks = part[part.sink_mass > NO_SINK]
+            names = ", ".join(f"L{layer}H{head}" for layer, head in zip(sinks.layer, sinks["head"], strict=True))
+            lines += [f"Of these, {len(sinks)} put more than {NO_SINK:g} on the sink: {names}.", ""]
             continue
         lines += ["| head | sink mass | dormant | active | " + " | ".join(SHOWN) + " | p (Holm) | why |",
                   "|---" * (len(SHOWN) + 6) + "|"]  # fmt: skip
@@ -89,6 +92,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=32)
     parser.add_argument("--work", type=Path, default=Path("runs/all-heads"))
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument("--figures", type=Path, help="also write the pictures here; needs kaleido")
     options = parser.parse_args()
     model, tokenizer = load("demo", dtype="float32")
     text = prompts_named(options.prompts, model, tokenizer, length=LENGTH, count=options.n + options.held_out)
@@ -110,6 +114,9 @@ def main() -> None:
     surgery.save(options.work)
     surgery.recipe().save(options.work / "recipe.json")
     (options.out / f"desinking-{name}.md").write_text(curve_table(surgery), encoding="utf-8")
+    draw = renderer()
+    if options.figures is not None and draw is not None:
+        draw([(verdicts.plot(), options.figures / "verdicts.png"), (surgery.plot(), options.figures / "desinking.png")])
     print(curve_table(surgery), json.dumps(surgery.settings["forms"], indent=2))
 
 

@@ -55,7 +55,7 @@ def head_map(table: HeadTable, column: str, *, title: str | None = None) -> go.F
     layers, heads = grid.shape
     unit = table.units.get(column, "")
     figure.update_layout(
-        title={"text": title or f"{column.replace('_', ' ')}: {unit}" if unit else column, "font": {"size": 14}},
+        title={"text": title or (f"{column.replace('_', ' ')}: {unit}" if unit else column), "font": {"size": 14}},
         width=min(1100, 260 + max(24 * heads, 180)),
         height=min(1500, 140 + max(16 * layers, 160)),
         margin={"l": 60, "r": 30, "t": 80, "b": 50},
@@ -208,7 +208,7 @@ def trigger_map(report: HeadTable, most: int = 40) -> go.Figure:
 VERDICT_COLORS = {
     "supports fully": "#0072b2", "supports partly": "#56b4e9", "kernel": "#009e73", "always dormant": "#bbbbbb",
     "redundant": "#dddddd", "constant bias": "#e69f00", "broadcast": "#d55e00", "graded": "#cc79a7",
-    "not forced": "#f0e442", "no sink": "#f4f4f4", "undecided": "#777777",
+    "not forced": "#f0e442", "never dormant": "#f4f4f4", "undecided": "#777777",
 }  # fmt: skip
 
 
@@ -262,8 +262,8 @@ def desink_curve(result: Desinking) -> go.Figure:
                            hovertemplate=f"{text}: %{{x}} heads, %{{y:.3g}}<extra></extra>"),
                 1, column,
             )  # fmt: skip
-    figure.update_layout(template="plotly_white", width=1080, height=380, margin={"l": 60, "r": 20, "t": 80, "b": 60},
-                         legend={"orientation": "h", "y": 1.3, "x": 1, "xanchor": "right"})  # fmt: skip
+    figure.update_layout(template="plotly_white", width=1080, height=400, margin={"l": 60, "r": 20, "t": 70, "b": 100},
+                         legend={"orientation": "h", "y": -0.25, "x": 0, "yanchor": "top"})  # fmt: skip
     figure.update_xaxes(title="heads changed", rangemode="tozero")
     figure.update_yaxes(rangemode="tozero")
     return figure

@@ -42,7 +42,7 @@ def test_a_head_gets_the_form_its_verdict_allows(kind: Kind, forms: set[str]) ->
 def test_every_verdict_has_an_answer() -> None:
     forms = {v: allowed_form(SimpleNamespace(verdict=v, n3=False, power=1)) for v in MEANINGS}
     assert {v for v, form in forms.items() if form is None} == {
-        "kernel", "broadcast", "graded", "not forced", "no sink", "undecided"
+        "kernel", "broadcast", "graded", "not forced", "never dormant", "undecided"
     }  # fmt: skip
     assert allowed_form(SimpleNamespace(verdict="graded", n3=True, power=1)) == "C1"
     assert allowed_form(SimpleNamespace(verdict="broadcast", n3=False, power=1)) is None

@@ -14,6 +14,7 @@ from plotly.subplots import make_subplots
 
 import sinklens as sl
 from sinklens.plots import MAP_SCALE, STATE_COLORS
+from sinklens.toy.figures import NO_RENDERER, renderer
 from sinklens.toy.reports import markdown, put_between
 
 SHOWN = {"C1": "drop the sink", "C2": "drop, renormalize", "Z": "silence the head"}
@@ -82,7 +83,10 @@ def main(run: str) -> None:
     scan, contrast = sl.SinkScan.load(run), sl.Contrast.load(run)
     here = Path(__file__).parent
     figure = draw(scan, contrast)
-    figure.write_image(here / "demo.png", scale=1.5, width=figure.layout.width, height=figure.layout.height)
+    render = renderer()
+    if render is None:
+        raise SystemExit(NO_RENDERER)
+    render([(figure, here / "demo.png")])
     text = f"{scan.reading()}\n\n{markdown(rows(contrast))}"
     for page in (here.parent.parent / "README.md", here.parent / "results.md"):
         put_between(page, "demo", text)

@@ -202,7 +202,7 @@ class Evidence:
         if self.above("Z", "mixed", self.margin).holds and between > 0.5:
             return "graded", f"{between:.0%} of its work is done at tokens between dormant and active"
         if self.silence.holds is None:
-            return "no sink", "too few dormant tokens to test"
+            return "never dormant", "too few dormant tokens to test"
         valueless = every(*self.dropped)
         if not valueless and self._surely_above("C1"):
             return None

@@ -28,7 +28,7 @@ MEANINGS = {
     "broadcast": "its sink's value is needed and varies: the sink carries a message",
     "graded": "it works in proportion: mostly at tokens between dormant and active, or at dormant ones too",
     "not forced": "renormalizing does not hurt it more than dropping: normalization does not bind here",
-    "no sink": "it has no dormant tokens on this text",
+    "never dormant": "no sink head here, or one that keeps reading: it has too few dormant tokens to test",
     "undecided": "the intervals allow more than one reading",
 }
 """Every verdict in words."""
