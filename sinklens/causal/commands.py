@@ -7,22 +7,12 @@ from typing import Annotated
 
 import typer
 
-ModelName = Annotated[str, typer.Argument(help="`demo`, a hub name, a local folder, or a .gguf file.", metavar="MODEL")]
-Prompts = Annotated[
-    str, typer.Option(help="`builtin`, a UTF-8 text file, or `hf:NAME[:SPLIT[:COLUMN]]`.", metavar="SOURCE")
-]
-Length = Annotated[int, typer.Option(help="Tokens a sequence, BOS included.")]
-Count = Annotated[int, typer.Option("--n", help="How many sequences.")]
-Device = Annotated[str, typer.Option(help="Where the model runs, e.g. `cuda`.")]
-Dtype = Annotated[str | None, typer.Option(help="`float32`, `bfloat16` or `float16`; the checkpoint's by default.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+from sinklens.options import Count, Device, Dtype, Length, ModelName, Out, Prompts, Quiet, Revision, Seed
 
 
 def screen(
     model: ModelName,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results; made if missing.")] = Path("runs/screen"),
+    out: Out = Path("runs/screen"),
     prompts: Prompts = "builtin",
     n: Count = 16,
     length: Length = 128,

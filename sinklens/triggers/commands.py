@@ -7,28 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sinklens.options import BackendName, Device, Dtype, Length, ModelName, Out, Prompts, Quiet, Revision, Seed
+
 if TYPE_CHECKING:
     from sinklens.triggers.report import TriggerReport
 
 
 def triggers(
-    model: Annotated[str, typer.Argument(help="`demo`, a hub name, a local folder, or a .gguf file.", metavar="MODEL")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results; made if missing.")] = Path(
-        "runs/triggers"
-    ),
-    prompts: Annotated[
-        str, typer.Option(help="`builtin`, a UTF-8 text file, or `hf:NAME[:SPLIT[:COLUMN]]`.", metavar="SOURCE")
-    ] = "builtin",
+    model: ModelName,
+    out: Out = Path("runs/triggers"),
+    prompts: Prompts = "builtin",
     n: Annotated[int | None, typer.Option("--n", help="How many sequences, at least 60; all by default.")] = None,
-    length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.")] = 256,
+    length: Length = 256,
     checks: Annotated[int, typer.Option(help="How many sets the counterfactual check takes up; 0: none.")] = 20,
     function: Annotated[int, typer.Option(help="How many of the best explained heads to ablate too (slow).")] = 0,
-    backend: Annotated[str, typer.Option(help="`hf`, or `bridge` for TransformerLens.")] = "hf",
-    device: Annotated[str, typer.Option(help="Where the model runs, e.g. `cuda`.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="`float32`, `bfloat16` or `float16`.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    backend: BackendName = "hf",
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    revision: Revision = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Find heads that sleep on the sink until some tokens wake them, or that park when some come.
 
