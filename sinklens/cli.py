@@ -159,15 +159,19 @@ def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: P
 
 
 def _verdicts(result: Verdicts) -> None:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title="Verdicts; KL in nats a token, changed at that state's tokens only", title_justify="left")
-    for name in ("head", "dormant", "active", "Z dormant", "Z active", "C1 dormant", "log C2/C1", "E4", "p (Holm)"):
+    # Narrow enough that a terminal of 80 columns shows the verdict; reasons and intervals are in the files.
+    table = Table(title="Verdicts; KL in nats a token, changed at that state's tokens only", title_justify="left",
+                  box=SIMPLE, padding=(0, 1), pad_edge=False, collapse_padding=True)  # fmt: skip
+    for name in ("head", "dormant", "active", "Z dorm.", "Z act.", "log C2/C1", "E4", "p Holm"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict")
     for head, (_, row) in zip(result.heads, result.frame.iterrows(), strict=True):
-        numbers = [_number(row[name]) for name in ("z_dormant", "z_active", "c1_dormant", "log_ratio", "e4", "p_holm")]
-        table.add_row(str(head), f"{row.dormant:.0%}", f"{row.active:.0%}", *numbers, f"{row.verdict}: {row.reason}")
+        numbers = (_number(row[name]) for name in ("z_dormant", "z_active"))
+        ratios = ("-" if row[name] != row[name] else f"{row[name]:.2f}" for name in ("log_ratio", "e4", "p_holm"))
+        table.add_row(str(head), f"{row.dormant:.0%}", f"{row.active:.0%}", *numbers, *ratios, row.verdict)
     _say(table)
     _say(result.reading())
 
