@@ -122,7 +122,7 @@ class Screening(HeadTable):
         drawn = rows.assign(log10_kl=np.log10(rows.kl.clip(lower=1e-9)))
         (wanted,) = look_up(intervention)
         table = HeadTable(drawn, self.settings, self.provenance)
-        return head_map(table, "log10_kl", title=f"Estimated KL of one change: {wanted.words} ({tokens} tokens)")
+        return head_map(table, "log10_kl", title=f"Estimated KL: {wanted.words}; {tokens} tokens")
 
 
 def screen(
