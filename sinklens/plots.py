@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -26,14 +25,7 @@ def picture(figure: go.Figure) -> Any:
     """The figure as a small static picture for a notebook; the interactive figure where there is no renderer."""
     from sinklens.toy.figures import picture as draw
 
-    drawn = draw(figure)
-    if isinstance(getattr(drawn, "data", None), str):
-        # Renderers write enlarged pictures; on a page they take the figure's own size, or a notebook's.
-        size = f'width="{min(figure.layout.width or 700, 880)}" style="max-width:100%;height:auto" '
-        drawn.data = re.sub(
-            r'(<svg[^>]*?)width="[^"]*" height="[^"]*" ?(?:style="[^"]*")?', rf"\1{size}", drawn.data, count=1
-        )
-    return drawn
+    return draw(figure)
 
 
 def head_map(table: HeadTable, column: str, *, title: str | None = None) -> go.Figure:

@@ -80,11 +80,15 @@ def _scanned(runs: Runs, head: Head) -> str:
     row = None if runs.scan is None else _row(runs.scan.frame, head)
     if row is None:
         return ""
-    return (
-        f"<p>{row.sink_mass:.0%} of its weight lies on the sink, {row.boost:.0f} times what uniform attention puts "
-        f"there. It is dormant at {row.dormant_fraction:.0%} of the tokens. The sink's value is {row.value_ratio:.2f} "
-        "times as large as other values.</p>"
-    )
+    said = [
+        f"{row.sink_mass:.0%} of its weight lies on the sink, {row.boost:.0f} times what uniform attention puts there."
+    ]
+    # A scan without outputs does not know these.
+    if row.dormant_fraction == row.dormant_fraction:
+        said.append(f"It is dormant at {row.dormant_fraction:.0%} of the tokens.")
+    if row.value_ratio == row.value_ratio:
+        said.append(f"The sink's value is {row.value_ratio:.2f} times as large as other values.")
+    return f"<p>{' '.join(said)}</p>"
 
 
 def _judged(runs: Runs, head: Head) -> str:

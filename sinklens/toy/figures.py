@@ -262,7 +262,7 @@ def _with_scope(scope_type: Any, jobs: list[tuple[go.Figure, Path]]) -> None:
     scope = scope_type(plotlyjs=str(Path(plotly.__file__).parent / "package_data" / "plotly.min.js"))
     for figure, path in jobs:
         size = {"width": figure.layout.width, "height": figure.layout.height}
-        path.write_bytes(scope.transform(figure, format=path.suffix[1:], scale=2, **size))
+        path.write_bytes(scope.transform(figure, format=path.suffix[1:], scale=_scale(path), **size))
 
 
 def _with_browser(jobs: list[tuple[go.Figure, Path]]) -> None:
@@ -271,4 +271,10 @@ def _with_browser(jobs: list[tuple[go.Figure, Path]]) -> None:
     # One call: starting the browser costs more than drawing. It does not read the size from the layout by itself.
     figures, paths = [figure for figure, _ in jobs], [path for _, path in jobs]
     widths, heights = [figure.layout.width for figure in figures], [figure.layout.height for figure in figures]
-    plotly.io.write_images(figures, paths, width=widths, height=heights, scale=2)
+    scales = [_scale(path) for path in paths]
+    plotly.io.write_images(figures, paths, width=widths, height=heights, scale=scales)
+
+
+def _scale(path: Path) -> int:
+    # Dots need to be dense; a vector picture takes the figure's own size on a page.
+    return 1 if path.suffix == ".svg" else 2
