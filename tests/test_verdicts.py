@@ -126,6 +126,23 @@ class TestJournal:
         with pytest.raises(sl.InputError, match="variants"):
             run(tiny.causal(), "L1H1", journal=tmp_path / "j.jsonl")
 
+    def test_other_tokens_marked(self, tmp_path: Path) -> None:
+        class Every:
+            """Wakes a head at every fourth place, so that other places are as many."""
+
+            def __init__(self, offset: int) -> None:
+                self.offset = offset
+
+            def marks(self, prompts: sl.PromptSet) -> dict[sl.Head, np.ndarray]:
+                places = np.arange(prompts.tokens.shape[1]) % 4 == self.offset
+                return {sl.Head(0, 1): np.broadcast_to(places, tuple(prompts.tokens.shape))}
+
+        first = run(tiny.causal(), "L0H1", triggers=Every(0), journal=tmp_path / "j.jsonl")
+        again = run(tiny.causal(), "L0H1", triggers=Every(0), journal=tmp_path / "j.jsonl")
+        assert again.frame.equals(first.frame)
+        with pytest.raises(sl.InputError, match="expected the same triggers,"):
+            run(tiny.causal(), "L0H1", triggers=Every(1), journal=tmp_path / "j.jsonl")
+
 
 def test_unknown_interventions() -> None:
     with pytest.raises(sl.InputError, match=r"unknown intervention: expected C0, C1, .* got C9"):

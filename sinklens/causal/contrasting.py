@@ -291,7 +291,8 @@ def contrast(
         "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
         "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
         "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
-        "triggers": {str(head): int(track.sum()) for head, track in marked.items()},
+        "triggers": {str(head): {"tokens": int(track.sum()), "fingerprint": _fingerprint(np.packbits(track).tobytes())}
+                     for head, track in marked.items()},
         "remarks": _remarks(units, totals, backend.sites),
     }  # fmt: skip
     made_from = provenance(backend.model, test.facts())
@@ -408,14 +409,20 @@ def _identity(model: Any, variants: Sequence[Variant], settings: Mapping[str, An
               reuse: bool) -> dict[str, Any]:  # fmt: skip
     """What a run must share with an earlier one to go on from its journal."""
     # A sample of every parameter: two models may share any one of them.
-    weights = [p.detach().flatten()[:: max(1, p.numel() // 1024)].double().norm() for p in model.parameters()]
+    parameters = list(model.parameters())
+    weights = sum(float(p.detach().flatten()[:: max(1, p.numel() // 1024)].double().norm()) for p in parameters)
     return {
         "prompts": test.fingerprint, "calibration": settings["calibration"]["fingerprint"], "batch_size": batch_size,
         "reuse": reuse, "skip_rows": settings["skip_rows"], "sink_keys": settings["sink_keys"],
-        "model": [type(model).__name__, sum(p.numel() for p in model.parameters()), sum(map(float, weights))],
+        "model": [type(model).__name__, str(parameters[0].dtype), sum(p.numel() for p in parameters), weights],
         "sets": settings["sets"], "triggers": settings["triggers"],
-        "variants": hashlib.sha256("\n".join("|".join(v.name) for v in variants).encode()).hexdigest()[:16],
+        "interventions": settings["interventions"],
+        "variants": _fingerprint("\n".join("|".join(v.name) for v in variants).encode()),
     }  # fmt: skip
+
+
+def _fingerprint(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def split(prompts: PromptSet, calibration: PromptSet | None) -> tuple[PromptSet, PromptSet]:
