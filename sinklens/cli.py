@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -68,7 +69,10 @@ def scan(
 def contrast(
     model: ModelName,
     heads: Annotated[
-        str, typer.Option(help="`top:N` by sink mass, heads like `L18H8,20.8`, `all`, or `triggers` found in DIR.")
+        str,
+        typer.Option(
+            help="`all`, `top:N` by sink mass, `triggers` found in DIR, heads like `L18H8`; several with commas."
+        ),
     ] = "top:3",
     full: Annotated[
         bool, typer.Option("--full", help="Every intervention, fits, and a verdict; goes on after a kill.")
@@ -92,9 +96,10 @@ def contrast(
     """
     from sinklens.models import load, prompts_named
 
+    asked = _Asked.parse(heads, layers, out)
     network, tokenizer = load(model, dtype=dtype, revision=revision, device=device, backend=backend)
     chosen = prompts_named(prompts, network, tokenizer, length=length, count=n, seed=seed)
-    _contrast(network, chosen, heads, together, out, seed, quiet, full=full, layers=layers)
+    _contrast(network, chosen, asked, together, out, seed, quiet, full=full)
 
 
 @app.command()
@@ -112,7 +117,7 @@ def demo(out: Out = Path("runs/demo"), quiet: Quiet = False) -> None:
     _show_scan(found, out, 0.75)
     # The loudest sink, and three heads that sleep on it until " and", the end of a sentence, or a digit comes.
     prompts = PromptSet.builtin(tokenizer, length=128, limit=16)
-    _contrast(network, prompts, "L18H8,L20H8,L15H0,L25H8", True, out, 0, quiet)
+    _contrast(network, prompts, _Asked.parse("L18H8,L20H8,L15H0,L25H8", "", out), True, out, 0, quiet)
 
 
 app.command()(screen)
@@ -126,24 +131,21 @@ _MOST_IN_FULL = 40
 """With more heads than this, `--full` runs only what a verdict needs."""
 
 
-def _contrast(model: Any, prompts: PromptSet, heads: str, together: bool, out: Path, seed: int, quiet: bool, *,
-              full: bool = False, layers: str = "") -> None:  # fmt: skip
+def _contrast(model: Any, prompts: PromptSet, asked: _Asked, together: bool, out: Path, seed: int, quiet: bool, *,
+              full: bool = False) -> None:  # fmt: skip
     from sinklens.causal import CORE, FULL
     from sinklens.causal import contrast as run
-    from sinklens.errors import InputError
 
-    chosen, wakers = _heads(heads, model, prompts, out, quiet)
-    if not all(part.strip().isdigit() for part in layers.split(",") if layers):
-        raise InputError("layers are numbers", expected="e.g. --layers 18,25", got=layers)
+    chosen = asked.heads(model, prompts, quiet)
     sets: list[Heads | int] = [chosen] if together and len(chosen) > 1 else []
-    sets += [int(part) for part in layers.split(",") if layers]
+    sets += asked.layers
     many = full and len(chosen) > _MOST_IN_FULL
     which = () if many else FULL if full else CORE
     if many:
         _say(f"{len(chosen)} heads: changed state by state, for a verdict ({_MOST_IN_FULL} at most get everything)")
     journal = out / "contrast.journal.jsonl" if full else None
     result = run(model, prompts, chosen, sets=sets, interventions=which, judge=full, controls=not many,
-                 triggers=wakers, journal=journal, seed=seed, progress=not quiet)  # fmt: skip
+                 triggers=asked.triggers, journal=journal, seed=seed, progress=not quiet)  # fmt: skip
     save(result, out, result.plot())
     if full:
         verdicts = result.verdicts()
@@ -180,31 +182,61 @@ def _number(value: float) -> str:
     return "-" if value != value else _short(value)
 
 
-def _heads(text: str, model: Any, prompts: PromptSet, out: Path, quiet: bool) -> tuple[Heads, TriggerReport | None]:
-    """The heads that are asked for, and what is known of their triggers."""
-    from sinklens.errors import InputError
-    from sinklens.scanning import scan as run
-    from sinklens.vocabulary import Heads
+@dataclass(frozen=True)
+class _Asked:
+    """What `--heads` and `--layers` say; nonsense is told before a model is loaded.
 
-    if text == "all":
-        from sinklens.observe import every_head
-        from sinklens.verify import verified
+    Attributes:
+        parts: `all`, a count of the heads with the most sink mass, or heads by name, in the order they were written.
+        layers: Whole layers.
+        triggers: The report whose heads are asked for.
+    """
 
-        return every_head(verified(model).sites), None
-    if text == "triggers":
+    parts: tuple[Heads | int | Literal["all"], ...]
+    layers: tuple[int, ...]
+    triggers: TriggerReport | None
+
+    @classmethod
+    def parse(cls, heads: str, layers: str, out: Path) -> _Asked:
+        from sinklens.errors import InputError
         from sinklens.triggers import TriggerReport
+        from sinklens.vocabulary import Heads
 
-        wakers = TriggerReport.load(out)
-        found = Heads.of(dict.fromkeys(wakers.graded("strict", "graded")))
-        if not found:
-            raise InputError("no trigger head to test", expected=f"strict or graded heads in {out}", got="none")
-        return found, wakers
-    if not text.startswith("top:"):
-        return Heads.of(text), None
-    count = text.removeprefix("top:")
-    if not count.isdigit() or int(count) < 1:
-        raise InputError("`top:` takes a count", expected="top:1 or more", got=text)
-    return run(model, prompts, outputs=False, progress=not quiet).top(int(count)), None
+        if not all(part.strip().isdigit() for part in layers.split(",") if layers):
+            raise InputError("layers are numbers", expected="e.g. --layers 18,25", got=layers)
+        parts: list[Heads | int | Literal["all"]] = []
+        triggers = None
+        for text in map(str.strip, heads.split(",")):
+            if text == "all":
+                parts.append("all")
+            elif text == "triggers":
+                triggers = TriggerReport.load(out)
+                parts.append(Heads.of(dict.fromkeys(triggers.graded("strict", "graded"))))
+                if not parts[-1]:
+                    raise InputError("no trigger head to test", expected=f"strict or graded heads in {out}", got="none")
+            elif text.startswith("top:"):
+                count = text.removeprefix("top:")
+                if not count.isdigit() or int(count) < 1:
+                    raise InputError("`top:` takes a count", expected="top:1 or more", got=text)
+                parts.append(int(count))
+            else:
+                parts.append(Heads.of(text))
+        return cls(tuple(parts), tuple(int(part) for part in layers.split(",") if layers), triggers)
+
+    def heads(self, model: Any, prompts: PromptSet, quiet: bool) -> Heads:
+        """The heads of a model that are meant; those with the most sink mass need a scan."""
+        from sinklens.observe import every_head
+        from sinklens.scanning import scan as run
+        from sinklens.verify import verified
+        from sinklens.vocabulary import Heads
+
+        counts = [part for part in self.parts if isinstance(part, int)]
+        loudest = run(model, prompts, outputs=False, progress=not quiet).top(max(counts)) if counts else ()
+        every = every_head(verified(model).sites)
+        return Heads.of([
+            head for part in self.parts
+            for head in (every if part == "all" else loudest[:part] if isinstance(part, int) else part)
+        ])  # fmt: skip
 
 
 def _show_scan(result: SinkScan, out: Path, sinks: float) -> None:

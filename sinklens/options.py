@@ -7,8 +7,21 @@ from typing import Annotated
 
 import typer
 
+
+def _writable(out: Path) -> Path:
+    """Found before a model is loaded, and not only when there is something to write."""
+    from sinklens.table import check_writable
+
+    check_writable(out)
+    return out
+
+
 ModelName = Annotated[str, typer.Argument(help="`demo`, a hub name, a local folder, or a .gguf file.", metavar="MODEL")]
-Out = Annotated[Path, typer.Option("--out", help="Folder for the results; made if missing.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the results; made if missing.", callback=_writable)]
+Found = Annotated[
+    Path,
+    typer.Option("--out", help="Holds a contrast made with --full; the result goes there too.", callback=_writable),
+]
 Prompts = Annotated[
     str, typer.Option(help="`builtin`, `random`, a UTF-8 text file, or `hf:NAME[:SPLIT[:COLUMN]]`.", metavar="SOURCE")
 ]

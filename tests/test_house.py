@@ -14,9 +14,9 @@ import sinklens
 
 PACKAGE = Path(sinklens.__file__).parent
 RANK = {
-    "vocabulary": 0, "errors": 0, "options": 0, "normalizers": 1, "measures": 1, "prompts": 1, "table": 1, "attention": 2,
+    "vocabulary": 0, "errors": 0, "normalizers": 1, "measures": 1, "prompts": 1, "table": 1, "attention": 2,
     "toy": 3, "backends": 3, "observe": 4, "patch": 4, "verify": 4, "scanning": 5, "triggers": 6, "causal": 5, "plots": 7,
-    "models": 8, "report": 8, "cli": 9, "__main__": 10,
+    "models": 8, "report": 8, "options": 8, "cli": 9, "__main__": 10,
 }  # fmt: skip
 ROOMS = {
     "transformers": ("backends/huggingface.py", "models.py"),

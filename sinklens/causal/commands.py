@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sinklens.options import Count, Device, Dtype, Length, ModelName, Out, Prompts, Quiet, Revision, Seed
+from sinklens.options import Count, Device, Dtype, Found, Length, ModelName, Out, Prompts, Quiet, Revision, Seed
 
 
 def screen(
@@ -42,7 +42,7 @@ def screen(
 
 def desink(
     model: ModelName,
-    out: Annotated[Path, typer.Option("--out", help="Holds a contrast made with --full; the result goes there too.")],
+    out: Found,
     prompts: Prompts = "builtin",
     second: Annotated[str | None, typer.Option(help="Text of a second kind, named like --prompts.")] = None,
     n: Count = 16,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sinklens.options import Out, Quiet
+
 if TYPE_CHECKING:
     from sinklens.toy.task import TriggerTask
     from sinklens.toy.training import TrainRecord
@@ -17,13 +19,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
-
 
 @app.command()
 def reproduce(
     figure: Annotated[str, typer.Option(help="`3` to `8`, several as `3,4`, or `all`.", metavar="N")] = "all",
-    out: Annotated[Path, typer.Option(help="Folder for the figures; made if missing.")] = Path("runs/paper"),
+    out: Out = Path("runs/paper"),
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train the models first; interrupted runs go on where they stopped.")
     ] = False,
@@ -60,7 +60,7 @@ def train(
         float | None, typer.Option(help="Adam's rate; 1e-3 for one layer and 1e-4 for more by default.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Give up after this many.")] = 50_000,
-    out: Annotated[Path, typer.Option(help="Folder for weights and curves; made if missing.")] = Path("runs/toy"),
+    out: Out = Path("runs/toy"),
     quiet: Quiet = False,
 ) -> None:
     """Train models on the trigger task, and say where their heads park.
@@ -82,8 +82,6 @@ def train(
     cell = cell_named(weights)
     task, settings = TriggerTask(n, length), TrainSettings(lr=lr, max_steps=steps)
     name = f"{cell.slug}-{layers}x{heads}"
-    with writable(out):
-        pass
     record = run(
         task, normalizer=cell.normalizer, layers=layers, heads=heads, gated=cell.gated, learned_sink=cell.learned_sink,
         seeds=range(seeds), settings=settings, checkpoint=out / f"{name}.checkpoint", progress=not quiet,

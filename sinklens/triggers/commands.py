@@ -36,14 +36,12 @@ def triggers(
     """
     from sinklens.errors import InputError
     from sinklens.models import load, prompts_named
-    from sinklens.table import check_writable
     from sinklens.triggers.finding import find_triggers
     from sinklens.triggers.showing import page_of
     from sinklens.triggers.study import Protocol
 
     if min(checks, function) < 0:
         raise InputError("checks are counted", expected="0 or more", got=min(checks, function))
-    check_writable(out)
     network, tokenizer = load(model, dtype=dtype, revision=revision, device=device, backend=backend)
     chosen = prompts_named(prompts, network, tokenizer, length=length, count=n, seed=seed)
     report = find_triggers(network, chosen, protocol=Protocol(checks=checks, seed=seed), counterfactual=checks > 0,
