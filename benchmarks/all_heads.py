@@ -24,7 +24,18 @@ from sinklens.toy.figures import renderer
 from sinklens.verify import verified
 
 LENGTH = 128
-SHOWN = ["z_dormant", "z_active", "c1_dormant", "c1_active", "log_ratio", "dd", "c4_dormant", "e4"]
+SHOWN = [
+    "z_dormant",
+    "z_active",
+    "c1_dormant",
+    "c1_active",
+    "c1m_dormant",
+    "c1m_active",
+    "log_ratio",
+    "dd",
+    "c4_dormant",
+    "e4",
+]
 
 
 def cell(row: Any, name: str) -> str:

@@ -11,6 +11,7 @@ import torch
 
 import sinklens as sl
 from sinklens.causal import INTERVENTIONS, calibrate, fit_relu, interventions
+from sinklens.causal.rule import Evidence
 from sinklens.causal.verdicts import MEANINGS
 from tests import killing, tiny, verdict_plants
 
@@ -48,6 +49,23 @@ def test_a_second_look_only_where_the_first_leaves_it_open() -> None:
     assert looked("clean") - {"C4f", "C4f2"} == {"Z", "C1", "C2", "R1", "R2"}
     # One ReLU, the one that fitted the calibration tokens better.
     assert len(looked("clean") & {"C4f", "C4f2"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"), [(0.05, "constant bias"), (0.2, "undecided"), (0.6, "broadcast"), (1.5, "broadcast")]
+)
+def test_what_the_mean_leaves_of_the_cost_tells_a_constant_from_a_broadcast(left: float, verdict: str) -> None:
+    """All four shares are far above the margin: it is the share that decides, and an interval across .2 is open."""
+    contrast = verdict_plants.contrast_of("broadcast", 3)
+    totals = contrast.frames["totals"].copy()
+    keys = ["heads", "at", "tokens", "sequence"]
+    dropped = totals[totals.intervention == "C1"].set_index(keys).kl
+    put = totals.intervention == "C1m"
+    noise = 1 + 0.1 * np.cos(np.arange(put.sum()))
+    totals.loc[put, "kl"] = left * noise * dropped[totals[put].set_index(keys).index].to_numpy()
+    found = Evidence(totals, contrast.frames["shares"], contrast.frames["fits"], "L0H1", 200, 0)
+    assert left * found.mean("C1", "dormant") > 3 * found.margin
+    assert found.verdict()[0] == verdict
 
 
 def test_every_intervention_runs() -> None:

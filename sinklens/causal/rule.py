@@ -11,7 +11,9 @@ active tokens by changing it there only (``m``: the margin, 5 % of the cost of m
 - **N5 function without normalization**: the fitted ReLU without a sink costs less than m on dormant tokens, and on
   active tokens less than .2 (*fully*) or .5 (*partly*) of silencing.
 
-A head that does most of its work at tokens between the two states is *graded*, whatever else holds.
+A head that does most of its work at tokens between the two states is *graded*, whatever else holds. Where N3 fails, the
+sink is a *constant bias* if its mean contribution costs, in its place and in each state, less than m or less than .2 of
+dropping it; it is a *broadcast* if in some state the mean surely does neither.
 Effects "less than" are equivalence tests (one-sided, 95 %). Support over many heads is Holm-adjusted: the p-value of a
 head is the largest of its five, since all must hold.
 """
@@ -186,10 +188,19 @@ class Evidence:
         """N3, on dormant and on active tokens."""
         return self.below("C1", "dormant", self.margin), self.below("C1", "active", self.margin)
 
-    @cached_property
-    def constant(self) -> tuple[Claim, Claim]:
-        """Whether a constant in the sink's place costs nothing, on dormant and on active tokens."""
-        return self.below("C1m", "dormant", self.margin), self.below("C1m", "active", self.margin)
+    def constant(self, state: str) -> bool | None:
+        """Whether the sink's mean does in its place: True, False, or None where it is open or untested.
+
+        It costs less than m, or, where dropping surely costs more, less than ``FULLY`` of dropping.
+        """
+        put, dropped = self.kl("C1m", state), self.kl("C1", state)
+        if put is None or dropped is None or self.below("C1m", state, self.margin).holds:
+            return None if put is None else True
+        surely = self.above("C1m", state, self.margin).holds
+        if not self.above("C1", state, self.margin).holds:
+            return False if surely else None
+        share = self.interval(_ratio, put[0], dropped[0])
+        return True if share.high < FULLY else False if surely and share.low > FULLY else None
 
     @cached_property
     def quiet(self) -> Claim:
@@ -204,7 +215,7 @@ class Evidence:
         if self.silence.holds is None:
             return "never dormant", "too few dormant tokens to test"
         valueless = every(*self.dropped)
-        if not valueless and self._surely_above("C1"):
+        if not valueless and any(self.above("C1", state, self.margin).holds for state in ("dormant", "active")):
             return None
         if self.function.holds is None:
             return "always dormant", "too few active tokens to test"
@@ -231,9 +242,14 @@ class Evidence:
         if first := self.settled():
             return first
         if not every(*self.dropped):
-            if every(*self.constant):
-                return "constant bias", "dropping the sink costs; putting its mean there does not"
-            if self._surely_above("C1m"):
+            states = [state for state in ("dormant", "active") if self.kl("C1m", state) is not None]
+            does = [self.constant(state) for state in states]
+            if does and all(does):
+                return (
+                    "constant bias",
+                    "dropping the sink costs; its mean in its place takes that back",
+                )
+            if False in does:
                 return "broadcast", "dropping the sink costs, and its mean does not replace it"
             return "undecided", "the sink's value is needed; whether a constant would do is open"
         ratio, specific = self.forced
@@ -260,7 +276,7 @@ class Evidence:
             "verdict": verdict, "reason": reason, "n1": self.silence.holds, "n2": self.function.holds,
             "n3": every(*self.dropped), "n4": every(ratio, specific), "n5": every(self.quiet, self.replaced),
             "margin": self.margin, "between": self.between(), "dd_matched": self.matched(),
-            "c1m_dormant": self.constant[0].interval.estimate,
+            "c1m_dormant": self.mean("C1m", "dormant"), "c1m_active": self.mean("C1m", "active"),
             "c1_active": self.dropped[1].interval.estimate, "power": self.power, "p": p,
             "sink_mass": float(self.shares.sink_mass.iloc[0]), "dormant": float(self.shares.share["dormant"]),
             "active": float(self.shares.share["active"]),
@@ -271,9 +287,6 @@ class Evidence:
             found = claim.interval
             numbers |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
         return numbers
-
-    def _surely_above(self, intervention: str) -> bool:
-        return any(self.above(intervention, state, self.margin).holds for state in ("dormant", "active"))
 
 
 def every(*claims: Claim) -> bool | None:
