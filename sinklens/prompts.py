@@ -286,6 +286,17 @@ class PromptSet:
         digest = hashlib.sha256(content.contiguous().numpy().tobytes() + self.mask.numpy().tobytes())
         return digest.hexdigest()[:12]
 
+    @property
+    def hashes(self) -> list[str]:
+        """A short hash of each sequence's real tokens: equal text, equal hash, however it is padded."""
+        rows = (row[keep].contiguous() for row, keep in zip(self.tokens, self.mask, strict=True))
+        return [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:12] for row in rows]
+
+    def shared(self, hashes: Iterable[str]) -> list[str]:
+        """Names of the sequences whose text is among these :attr:`hashes`."""
+        known = set(hashes)
+        return [name for name, value in zip(self.names, self.hashes, strict=True) if value in known]
+
     def token(self, sequence: int, position: int) -> str:
         """The text of one token."""
         if self.labels is not None:

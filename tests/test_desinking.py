@@ -88,6 +88,11 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
     same = verdict_plants.prompts("clean", 0)
     with pytest.raises(sl.InputError, match="heads were chosen on this text"):
         sl.desink(model, scan, judged, same, progress=False)
+    # One sequence of the contrast's among others, padded otherwise: still seen.
+    mixed = torch.nn.functional.pad(torch.cat([held_out.tokens, same.tokens[1:2]]), (1, 0))
+    padded = sl.PromptSet.from_tokens(mixed, torch.arange(mixed.shape[1]).expand_as(mixed) > 0)
+    with pytest.raises(sl.InputError, match="no sequence that the contrast has seen, got 1 of it, tokens-16 first"):
+        sl.desink(model, scan, judged, padded, calibration=verdict_plants.prompts("clean", seed=8), progress=False)
     with pytest.raises(sl.InputError, match="no verdict allows a change"):
         sl.desink(model, scan, judged, held_out, min_mass=0.9999, progress=False)
     with pytest.raises(sl.InputError, match="the contrast is of another model"):
@@ -97,8 +102,17 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
         sl.desink(model, scan, plain, same, progress=False)
     with pytest.raises(sl.InputError, match="the recipe cannot be read"):
         sl.Recipe.load(tmp_path / "none.json")
-    (tmp_path / "odd.json").write_text("[1, 2]")
-    with pytest.raises(sl.InputError, match="this is no recipe"):
+    for odd in (
+        "[1, 2]",
+        "no JSON",
+        '{"heads": {}, "model": {}, "sink_first": "one"}',
+        '{"heads": {"L0H0": {"normalizer": "Constant", "value": ["a"]}}, "model": {}, "sink_first": 1}',
+    ):
+        (tmp_path / "odd.json").write_text(odd)
+        with pytest.raises(sl.InputError, match="this is no recipe"):
+            sl.Recipe.load(tmp_path / "odd.json")
+    (tmp_path / "odd.json").write_text('{"heads": {"L0H0": {"normalizer": "Mine"}}, "model": {}, "sink_first": 1}')
+    with pytest.raises(sl.InputError, match="unknown normalizer"):
         sl.Recipe.load(tmp_path / "odd.json")
 
     class Mine(sl.Softmax):

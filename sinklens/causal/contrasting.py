@@ -290,6 +290,7 @@ def contrast(
         "sink_keys": keys.describe(), "sink_first": None if keys.positions is not None else keys.first,
         "skip_rows": skip_rows, "dormant": DORMANT, "active": ACTIVE,
         "resamples": resamples, "seed": seed, "calibration": calibration.facts(), "caveats": list(CAVEATS),
+        "seen": calibration.hashes + test.hashes,
         "sets": {unit.name: str(unit.heads) for unit in units if unit.role == "set"},
         "triggers": {str(head): {"tokens": int(track.sum()), "fingerprint": _fingerprint(np.packbits(track).tobytes())}
                      for head, track in marked.items()},
@@ -439,11 +440,8 @@ def split(prompts: PromptSet, calibration: PromptSet | None) -> tuple[PromptSet,
             )  # fmt: skip
         index = list(range(len(prompts)))
         return prompts.select(index[::4]), prompts.select([i for i in index if i % 4])
-    rows = {tuple(row[keep].flatten().tolist()) for row, keep in zip(calibration.tokens, calibration.mask, strict=True)}
-    shared = [n for n, row, keep in zip(prompts.names, prompts.tokens, prompts.mask, strict=True)
-              if tuple(row[keep].flatten().tolist()) in rows]  # fmt: skip
-    if shared:
-        raise InputError("calibration and test overlap", expected="no shared sequence", got=", ".join(shared[:4]))
+    if shared := prompts.shared(calibration.hashes):
+        raise InputError("calibration and test overlap", expected="no shared sequence", got=_some(shared))
     return calibration, prompts
 
 

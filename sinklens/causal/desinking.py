@@ -134,8 +134,9 @@ def desink(
     """
     backend = verified(model)
     calibration, held_out = split(prompts, calibration)
-    if contrast.provenance["prompts"]["fingerprint"] == held_out.fingerprint:
-        raise InputError("heads were chosen on this text", expected="held-out prompts", got="those of the contrast")
+    if seen := held_out.shared(contrast.settings["seen"]):
+        raise InputError("heads were chosen on this text", expected="no sequence that the contrast has seen",
+                         got=f"{len(seen)} of it, {seen[0]} first")  # fmt: skip
     first = contrast.settings["sink_first"]
     if first is None:
         raise InputError("a recipe needs a sink that every text has", expected="the first tokens as the sink",
@@ -244,8 +245,8 @@ def massive_activation(model: object, text: PromptSet) -> float:
     network = verified(model).model
     if not hasattr(network, "base_model"):
         return float("nan")
+    tokens = text.tokens[:1, text.mask[0]].to(next(network.parameters()).device)
     with evaluating(network), torch.inference_mode():
-        states = network(input_ids=text.tokens[:1].to(next(network.parameters()).device), use_cache=False,
-                         output_hidden_states=True).hidden_states  # fmt: skip
+        states = network(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
     sizes = [state.float().abs() for state in states[1:-1]]
     return max((float(size.max() / size.median().clamp(min=1e-12)) for size in sizes), default=float("nan"))

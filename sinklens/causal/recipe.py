@@ -77,7 +77,9 @@ class Recipe:
             return cls(plan, int(described["sink_first"]), described["model"])
         except OSError as error:
             raise InputError("the recipe cannot be read", expected="a JSON file", got=f"{path}: {error}") from None
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise InputError(
                 "this is no recipe", expected="what Recipe.save wrote", got=f"{path}: {type(error).__name__} {error}"
             ) from None
