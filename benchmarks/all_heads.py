@@ -105,6 +105,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     parser.add_argument("--figures", type=Path, help="also write the pictures here; needs kaleido")
     options = parser.parse_args()
+    for folder in (options.out, options.figures):  # before the long run, not after it
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = load("demo", dtype="float32")
     text = prompts_named(options.prompts, model, tokenizer, length=LENGTH, count=options.n + options.held_out)
     tested, rest = text.select(range(options.n)), text.select(range(options.n, len(text)))
@@ -113,7 +116,6 @@ def main() -> None:
     found.save(options.work)
     verdicts = found.verdicts()
     verdicts.save(options.work)
-    options.out.mkdir(parents=True, exist_ok=True)
     name = Path(options.prompts).stem
     command = f"python benchmarks/all_heads.py --prompts {Path(options.prompts).name} --n {options.n}"
     table = verdict_table(verdicts, command)

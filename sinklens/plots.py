@@ -239,7 +239,7 @@ def desink_curve(result: Desinking) -> go.Figure:
     from plotly.subplots import make_subplots
 
     curve = result.curve
-    titles = ("change of the loss, % of the start (95 % interval)", "heads above .3 on the sink",
+    titles = ("change of loss, % (95 % interval)", "heads above .3 on the sink",
               "largest residual entry / median")  # fmt: skip
     figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
     for (text, part), color in zip(curve.groupby("text", sort=False), STATE_COLORS.values(), strict=False):
