@@ -61,7 +61,8 @@ def spill(totals: pd.DataFrame) -> list[str]:
     mean = (sums.kl / sums["count"]).unstack("at")
     lines = ["| head | change | KL on dormant tokens, made everywhere | made there only |", "|---|---|---|---|"]
     for (head, intervention), row in mean.iterrows():
-        lines.append(f"| {head} | {intervention} | {row.everywhere:.5f} | {row.dormant:.5f} |")
+        there = "-" if row.dormant != row.dormant else f"{row.dormant:.5f}"  # settled before C2's turn came
+        lines.append(f"| {head} | {intervention} | {row.everywhere:.5f} | {there} |")
     return lines
 
 
