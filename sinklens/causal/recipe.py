@@ -115,6 +115,5 @@ def from_json(described: Mapping[str, Any]) -> Normalizer:
         for key, value in described.items()
         if key != "normalizer"
     }
-    made = getattr(normalizers, name)(**values)
-    assert isinstance(made, Normalizer)
+    made: Normalizer = getattr(normalizers, name)(**values)
     return made
